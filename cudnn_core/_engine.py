@@ -1,0 +1,197 @@
+"""The engine protocol: what a plugin implements. The one file that a plugin author reads.
+
+An engine decides (``check_support``), optionally predicts (``estimate``) and builds (``build_plan``); the plan that it
+returns runs. Selection happens once, at plan time: a running plan knows nothing of registries.
+
+Rules, each checked by the conformance kit (``pytest -p cudnn_core.testing --cudnn-plugin NAME``):
+
+- An engine is constructed without arguments, once per registry snapshot, and touches no device.
+- ``check_support`` and ``build_plan`` take the device from ``ctx.device`` (it may describe a GPU that is not here) and
+  never ask the driver. ``check_support`` imports no DSL and compiles nothing; all compilation is in ``build_plan``.
+- A decline is a return value and lists every reason at once. An exception is a bug: the engine is quarantined.
+- Operands, pointers and buffers follow ``graph.operands``: the canonical order of ``graph.key``, never uid order.
+- A running plan allocates nothing, syncs nothing, uses the given stream and workspace, and is safe to capture.
+- Knobs change performance only. What changes numerics is a graph attribute or a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from ._declines import Decline
+
+if TYPE_CHECKING:
+    from ._device import DeviceInfo
+    from ._dims import Extent
+    from ._graph._frozen import FrozenGraph
+    from ._handle import Handle
+
+__all__ = [
+    "API",
+    "Artifact",
+    "CompiledPlan",
+    "Decline",
+    "Declined",
+    "Engine",
+    "Estimate",
+    "ExecutionContext",
+    "Operand",
+    "PlanConfig",
+    "Support",
+    "VariantPack",
+]
+
+# Engine API version. A manifest's `api` must have this major and at most this minor.
+API = (1, 0)
+
+# What `bind` returns is called with these: pointers in operand order (a by-value slot holds a host address), the
+# workspace's address and the stream's.
+Buffers = Sequence[int]
+Runner = Callable[[Buffers, int, int], None]
+
+
+class ExecutionContext(NamedTuple):
+    """One type for every call. Read it by name: it only grows.
+
+    handle     the caller's Handle, or None while planning without one
+    device     a DeviceInfo, possibly of a device that is not here
+    stream     the stream's address; 0 is the legacy default stream
+    workspace  the workspace's address; 0 while planning and when the plan needs none
+    """
+
+    handle: Handle | None
+    device: DeviceInfo
+    stream: int = 0
+    workspace: int = 0
+
+
+class PlanConfig(NamedTuple):
+    """An engine with its knobs: ``"plugin:engine@revision"``, a complete knob mapping, and the variant or ``""``."""
+
+    engine: str
+    knobs: Mapping[str, Any]
+    variant: str = ""
+
+
+class Support(NamedTuple):
+    """The engine can run the graph.
+
+    configs    1 to 8 knob settings, best first; the first one competes. Knobs left out get the manifest's defaults.
+    workspace  upper bound in bytes over all sizes, or None if only build_plan knows
+    notes      behaviour notes of this graph, or None for the manifest's
+    """
+
+    configs: tuple[PlanConfig, ...]
+    workspace: int | None = None
+    notes: frozenset[str] | None = None
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Declined(NamedTuple):
+    """The engine can't run the graph, and why: one reason or more."""
+
+    reasons: tuple[Decline, ...]
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Estimate(NamedTuple):
+    """Predicted time in microseconds; ``basis`` is "model" or "prior".
+
+    "model" counts only if ``calibration`` names a file of the plugin's package that covers the device's architecture.
+    """
+
+    us: float
+    basis: str = "prior"
+    calibration: str = ""
+
+
+class Operand(NamedTuple):
+    """One slot of a plan. In ``FrozenGraph.operands`` sizes may be Dims; in a pack they are the actual ints.
+
+    role       "input", "output" or "inout"
+    by_value   the slot holds the address of one host element, read before the run returns
+    alignment  bytes that the address is a multiple of (0: unknown)
+    """
+
+    uid: int
+    name: str
+    dtype: str
+    dim: tuple[Extent, ...]
+    stride: tuple[Extent, ...]
+    role: str
+    by_value: bool = False
+    alignment: int = 0
+
+
+class VariantPack:
+    """The actual operands of one run: dims, strides and addresses. Holds no framework object that an engine may use.
+
+    ``owners`` keeps the objects that own the memory alive for as long as the pack lives.
+    """
+
+    __slots__ = ("operands", "owners", "pointers", "signature")
+
+    def __init__(
+        self,
+        operands: tuple[Operand, ...],
+        pointers: tuple[int, ...],
+        owners: tuple[object, ...] = (),
+        signature: object = None,
+    ) -> None:
+        self.operands = operands
+        self.pointers = pointers
+        self.owners = owners
+        self.signature = signature
+
+    def __repr__(self) -> str:
+        return f"VariantPack({', '.join(operand.name or str(operand.uid) for operand in self.operands)})"
+
+
+class Artifact(NamedTuple):
+    """What a kernel was compiled to.
+
+    arch    like "90a"
+    entry   the kernel's symbol
+    object  host code, loadable by more than one runtime
+    """
+
+    name: str
+    arch: str
+    entry: str
+    cubin: bytes = b""
+    ptx: str = ""
+    object: bytes = b""
+
+
+class CompiledPlan(Protocol):
+    """A built plan: immutable, and run from many threads and streams.
+
+    workspace_size  bytes that the caller must give, aligned to 256; the maximum over all sizes
+    artifacts       of engines that compile kernels; may be left out
+
+    Optional methods: ``bind(layout)`` returns a callable ``(pointers, workspace, stream)`` for operands of exactly this
+    layout, the fast path (without it the core wraps ``execute``); ``serialize()`` returns a JSON-able header and named
+    payloads (without it a saved plan is rebuilt when it is loaded).
+    """
+
+    workspace_size: int
+
+    def execute(self, pack: VariantPack, ctx: ExecutionContext) -> None: ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What a manifest's ``factory`` makes.
+
+    Optional methods: ``estimate(graph, config, ctx) -> Estimate | None`` and
+    ``load_plan(header, payloads, graph, ctx) -> CompiledPlan``.
+    """
+
+    def check_support(self, graph: FrozenGraph, ctx: ExecutionContext) -> Support | Declined: ...
+
+    def build_plan(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> CompiledPlan: ...

@@ -1,0 +1,1 @@
+"""Private package of cudnn_core."""
