@@ -1,5 +1,191 @@
-"""Plugin-based engine registry for deep-learning graphs on NVIDIA GPUs."""
+"""Plugin-based engine registry for deep-learning graphs on NVIDIA GPUs.
+
+A graph of operations goes in; the best installed engine for that graph on that device runs it. Names are resolved on first
+use (PEP 562), so that the import itself loads nothing but this file.
+"""
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ._cache import CacheKey, CompileCache
+    from ._checks import Carver, checks
+    from ._config import configure
+    from ._context import build_device, create_device_properties
+    from ._decision import Decision, DecisionError, EngineDecision
+    from ._declines import Decline
+    from ._device import DeviceInfo, device_info
+    from ._dims import Dim
+    from ._dtypes import as_dtype, bits, data_type, nbytes
+    from ._engine import (
+        API,
+        Artifact,
+        CompiledPlan,
+        Declined,
+        Engine,
+        Estimate,
+        ExecutionContext,
+        Operand,
+        PlanConfig,
+        Support,
+        VariantPack,
+    )
+    from ._enums import (
+        attention_implementation,
+        behavior_note,
+        build_plan_policy,
+        convolution_mode,
+        cuda_graph_retention,
+        diagonal_alignment,
+        heur_mode,
+        knob_type,
+        moe_grouped_matmul_mode,
+        norm_forward_phase,
+        numerical_note,
+        reduction_mode,
+        reshape_mode,
+        scalar_type,
+        tensor_reordering,
+    )
+    from ._env import (
+        backend_version,
+        backend_version_string,
+        driver_version,
+        get_last_error_string,
+        runtime_version,
+    )
+    from ._errors import (
+        BuildError,
+        ConfigError,
+        CudnnCoreError,
+        DriverError,
+        ExecutionError,
+        GraphError,
+        GraphTypeError,
+        HandleError,
+        HandleTypeError,
+        ManifestError,
+        NoEngineError,
+    )
+    from ._graph._frozen import FrozenGraph, FrozenNode, FrozenTensor
+    from ._graph._graph import Graph
+    from ._graph._tensor import Tensor
+    from ._handle import Handle, create_handle, destroy_handle, get_stream, set_stream, to_backend_handle
+    from ._ops import _schema as op_schema
+    from ._ops._table import lookup as lookup_op
+    from ._plan import Plan, pack
+    from ._registry import refresh, registry
+
+    handle = Handle
+    pygraph = Graph
+    tensor = Tensor
+    cudnnGraphNotSupportedError = NoEngineError
+
 __version__ = "0.1.0"
+
+# public name -> (module, name there); the frontend's names stand beside ours.
+_PUBLIC = {
+    "API": "_engine",
+    "Artifact": "_engine",
+    "BuildError": "_errors",
+    "CacheKey": "_cache",
+    "Carver": "_checks",
+    "CompileCache": "_cache",
+    "CompiledPlan": "_engine",
+    "ConfigError": "_errors",
+    "CudnnCoreError": "_errors",
+    "Decision": "_decision",
+    "DecisionError": "_decision",
+    "Decline": "_declines",
+    "Declined": "_engine",
+    "DeviceInfo": "_device",
+    "Dim": "_dims",
+    "DriverError": "_errors",
+    "Engine": "_engine",
+    "EngineDecision": "_decision",
+    "Estimate": "_engine",
+    "ExecutionContext": "_engine",
+    "ExecutionError": "_errors",
+    "FrozenGraph": "_graph._frozen",
+    "FrozenNode": "_graph._frozen",
+    "FrozenTensor": "_graph._frozen",
+    "Graph": "_graph._graph",
+    "GraphError": "_errors",
+    "GraphTypeError": "_errors",
+    "Handle": "_handle",
+    "HandleError": "_errors",
+    "HandleTypeError": "_errors",
+    "ManifestError": "_errors",
+    "NoEngineError": "_errors",
+    "Operand": "_engine",
+    "Plan": "_plan",
+    "PlanConfig": "_engine",
+    "Support": "_engine",
+    "Tensor": "_graph._tensor",
+    "VariantPack": "_engine",
+    "as_dtype": "_dtypes",
+    "attention_implementation": "_enums",
+    "backend_version": "_env",
+    "backend_version_string": "_env",
+    "behavior_note": "_enums",
+    "bits": "_dtypes",
+    "build_device": "_context",
+    "build_plan_policy": "_enums",
+    "checks": "_checks",
+    "configure": "_config",
+    "convolution_mode": "_enums",
+    "create_device_properties": "_context",
+    "create_handle": "_handle",
+    "cuda_graph_retention": "_enums",
+    "data_type": "_dtypes",
+    "destroy_handle": "_handle",
+    "device_info": "_device",
+    "diagonal_alignment": "_enums",
+    "driver_version": "_env",
+    "get_last_error_string": "_env",
+    "get_stream": "_handle",
+    "heur_mode": "_enums",
+    "knob_type": "_enums",
+    "moe_grouped_matmul_mode": "_enums",
+    "nbytes": "_dtypes",
+    "norm_forward_phase": "_enums",
+    "numerical_note": "_enums",
+    "pack": "_plan",
+    "reduction_mode": "_enums",
+    "refresh": "_registry",
+    "registry": "_registry",
+    "reshape_mode": "_enums",
+    "runtime_version": "_env",
+    "scalar_type": "_enums",
+    "set_stream": "_handle",
+    "tensor_reordering": "_enums",
+    "to_backend_handle": "_handle",
+}
+_ALIASES = {
+    "cudnnGraphNotSupportedError": ("_errors", "NoEngineError"),
+    "handle": ("_handle", "Handle"),
+    "lookup_op": ("_ops._table", "lookup"),
+    "pygraph": ("_graph._graph", "Graph"),
+    "tensor": ("_graph._tensor", "Tensor"),
+}
+_MODULES = {"op_schema": "_ops._schema"}
+
+__all__ = [*_PUBLIC, *_ALIASES, *_MODULES, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    module, attribute = _ALIASES.get(name, (_PUBLIC.get(name), name))
+    if module is None and name not in _MODULES:
+        raise AttributeError(f"module 'cudnn_core' has no attribute {name!r}")
+    import importlib
+
+    if name in _MODULES:
+        found: object = importlib.import_module(f".{_MODULES[name]}", __name__)
+    else:
+        found = getattr(importlib.import_module(f".{module}", __name__), attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

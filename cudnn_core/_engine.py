@@ -131,22 +131,24 @@ class Operand(NamedTuple):
 class VariantPack:
     """The actual operands of one run: dims, strides and addresses. Holds no framework object that an engine may use.
 
-    ``owners`` keeps the objects that own the memory alive for as long as the pack lives.
+    ``owners`` keeps the objects that own the memory alive for as long as the pack lives; ``signature`` and ``runner`` are the
+    core's.
     """
 
-    __slots__ = ("operands", "owners", "pointers", "signature")
+    __slots__ = ("operands", "owners", "pointers", "runner", "signature")
+
+    runner: Runner
 
     def __init__(
         self,
         operands: tuple[Operand, ...],
         pointers: tuple[int, ...],
         owners: tuple[object, ...] = (),
-        signature: object = None,
     ) -> None:
         self.operands = operands
         self.pointers = pointers
         self.owners = owners
-        self.signature = signature
+        self.signature: object = None
 
     def __repr__(self) -> str:
         return f"VariantPack({', '.join(operand.name or str(operand.uid) for operand in self.operands)})"

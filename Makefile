@@ -1,0 +1,70 @@
+# Targets for users (demo, test) and for development. `make demo` and `make test` need nothing but python3 (3.10 or
+# newer) and make: the environment in .venv is made by tools/setup_env.sh, once, and brought up to date when a
+# requirement changes.
+#
+#   PYTHON=python make gpu-test    uses that interpreter's environment as it is, installs nothing and needs no index:
+#                                  tools/dev_site.py makes the in-tree packages visible (for an offline GPU machine)
+#   TORCH_INDEX=URL make test      takes torch from that index
+#   PYTEST_ARGS="-k sdpa" make test
+SHELL := bash
+VENV ?= .venv
+# Without the compiled modules every start of the interpreter costs two seconds more with torch; pip does not make them here.
+unexport PYTHONDONTWRITEBYTECODE
+PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+
+ifdef PYTHON
+PY := $(PYTHON)
+ENV := dev-site
+export PYTHONPATH := $(CURDIR)/build/dev-site$(if $(PYTHONPATH),:$(PYTHONPATH))
+else
+PY := $(VENV)/bin/python
+ENV := venv
+PARALLEL := -n 2 --dist loadfile
+endif
+
+.PHONY: help demo test test-all gpu-test bench lint format docs clean venv dev-site
+
+help:
+	@echo 'make demo      the main job: a sentence encoder on cudnn_core graphs'
+	@echo 'make test      the tests that need no GPU (a few minutes)'
+	@echo 'make test-all  the slow sweeps too        make gpu-test  the tests that need a GPU'
+	@echo 'make bench     host overhead              make lint      ruff and mypy'
+	@echo 'make format    rewrite the sources        make docs      regenerate generated pages'
+	@echo 'make clean     remove .venv and caches'
+
+demo: $(ENV)
+	@$(PY) examples/sentence_search $(ARGS)
+
+test: $(ENV)
+	$(PY) -m pytest -q $(PARALLEL) -m 'not L2 and not gpu' $(PYTEST_ARGS)
+
+test-all: $(ENV)
+	$(PY) -m pytest -q $(PARALLEL) -m 'not gpu' $(PYTEST_ARGS)
+
+gpu-test: $(ENV)
+	$(PY) -m pytest -q -m gpu $(PYTEST_ARGS)
+
+bench: $(ENV)
+	$(PY) benchmarks/host_overhead.py $(ARGS)
+
+lint: $(ENV)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy $(addprefix -p ,cudnn_core $(PLUGINS))
+
+format: $(ENV)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+docs: $(ENV)
+	$(PY) tools/make_docs.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv:
+	@tools/setup_env.sh $(VENV)
+
+dev-site:
+	@$(PY) tools/dev_site.py build/dev-site

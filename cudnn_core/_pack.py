@@ -1,0 +1,368 @@
+"""Operands of a run: from whatever the caller passes to checked addresses in canonical order.
+
+``Layout`` is made once per plan; ``Layout.read`` turns ``{tensor | uid | name: buffer}`` into addresses and checks every
+one: presence, device, data type, shape, strides, alignment, aliasing. Nothing has been written when it raises. A torch
+tensor takes the fast road (attributes compared with objects remembered from the first call), everything else is described by
+``_buffers``. Imported by the plan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._buffers import describe, encode_scalar
+from ._dims import dims_of, evaluate, match_sizes
+from ._dtypes import as_dtype, bits
+from ._engine import Operand, VariantPack
+from ._errors import ExecutionError, nearest
+
+if TYPE_CHECKING:
+    from ._device import DeviceInfo
+    from ._graph._frozen import FrozenGraph, FrozenTensor
+
+__all__ = ["Layout"]
+
+_POINTER_ALIGN = 16  # the alignment class that a runner is bound for when every address has it
+
+
+class _Slot:
+    """What is known of one operand before it is seen."""
+
+    __slots__ = (
+        "align",
+        "by_value",
+        "dim",
+        "dtype",
+        "extent",
+        "label",
+        "operand",
+        "seen_dtype",
+        "shape",
+        "stride",
+        "tensor",
+    )
+
+    def __init__(self, tensor: FrozenTensor, operand: Operand) -> None:
+        self.tensor = tensor
+        self.operand = operand
+        self.label = operand.name or f"uid {operand.uid}"
+        self.dtype = tensor.dtype.value
+        self.by_value = operand.by_value
+        self.dim = operand.dim
+        self.stride = operand.stride
+        self.shape: tuple[int, ...] | None = None  # fixed sizes, else None
+        fixed = all(isinstance(v, int) for v in (*operand.dim, *operand.stride))
+        self.extent = 0
+        if fixed:
+            self.shape = tuple(operand.dim)  # type: ignore[arg-type]
+            self.extent = extent_bytes(self.dtype, self.shape, operand.stride)  # type: ignore[arg-type]
+        # An address must be a multiple of the element, capped at 16 bytes for the packed vector types.
+        self.align = min(16, max(1, bits(self.dtype) // 8))
+        self.seen_dtype: Any = None  # the torch dtype object that was accepted before
+
+
+class Layout:
+    """The operand slots of one plan and the ways to name them.
+
+    ``defaults`` are buffers and numbers bound while the graph was built: used where the caller passes none.
+    """
+
+    __slots__ = (
+        "_aliases",
+        "_default_slots",
+        "_device_index",
+        "_device_type",
+        "_fixed",
+        "_ignored",
+        "_keys",
+        "_outputs",
+        "_pairs",
+        "defaults",
+        "dims",
+        "graph",
+        "operands",
+        "slots",
+    )
+
+    def __init__(
+        self,
+        graph: FrozenGraph,
+        device: DeviceInfo,
+        defaults: Mapping[int, object],
+        aliases: frozenset[tuple[int, int]],
+        ignored: Mapping[object, str],
+    ) -> None:
+        self.graph = graph
+        self.operands = graph.operands
+        self.dims = graph.dims
+        self.slots = tuple(
+            _Slot(tensor, operand) for tensor, operand in zip(graph.operand_tensors(), graph.operands, strict=True)
+        )
+        self._device_type = device.type
+        self._device_index = device.ordinal or 0
+        self._fixed = not graph.dims
+        self._aliases = aliases
+        self._outputs = tuple(i for i, slot in enumerate(self.slots) if slot.operand.role != "input")
+        # Pairs of slots that must not overlap, each once.
+        self._pairs = tuple(
+            (out, other)
+            for out in self._outputs
+            for other in range(len(self.slots))
+            if other != out and not (other in self._outputs and other < out) and not self.slots[other].by_value
+        )
+        self._keys: dict[object, int] = {}
+        names: dict[str, int] = {}
+        for i, slot in enumerate(self.slots):
+            self._keys[slot.operand.uid] = i
+            if slot.operand.name:
+                names[slot.operand.name] = -1 if slot.operand.name in names else i
+        self._keys.update({name: i for name, i in names.items() if i >= 0})
+        self._ignored = ignored
+        self.defaults = {
+            i: defaults[slot.operand.uid] for i, slot in enumerate(self.slots) if slot.operand.uid in defaults
+        }
+        self._default_slots = tuple(self.defaults)
+
+    def add_key(self, key: object, uid: int) -> None:
+        """Let ``key`` (a Tensor descriptor) name the operand with ``uid``."""
+        slot = self._keys.get(uid)
+        if slot is not None:
+            self._keys[key] = slot
+
+    # --- reading
+    def read(
+        self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None
+    ) -> tuple[list[int], dict[str, int] | None, list[object]]:
+        """(addresses, sizes of the Dims or None, objects to keep alive) for the buffers in ``values``."""
+        slots = self.slots
+        pointers: list[Any] = [None] * len(slots)
+        owners: list[object] = []
+        sizes: dict[str, int] | None = None if self._fixed else {}
+        keys = self._keys
+        device_type = self._device_type
+        for key, value in values.items():
+            index = keys.get(key)
+            if index is None:
+                self._unknown(key, value)
+                continue
+            slot = slots[index]
+            kind = type(value)
+            if kind is int and not slot.by_value:
+                if pointers[index] is not None:
+                    raise ExecutionError(f"operand {slot.label} is given twice", operand=slot.label)
+                pointers[index] = value
+                continue
+            if pointers[index] is not None:
+                raise ExecutionError(f"operand {slot.label} is given twice", operand=slot.label)
+            # The fast road: a torch tensor whose dtype object was seen here before, of fixed sizes.
+            if slot.seen_dtype is not None and slot.shape is not None:
+                try:
+                    if (
+                        value.dtype is slot.seen_dtype
+                        and value.shape == slot.shape
+                        and value.stride() == slot.stride
+                        and (value.is_cuda if device_type == "cuda" else value.is_cpu)
+                        and (device_type == "cpu" or value.device.index == self._device_index)
+                    ):
+                        pointers[index] = value.data_ptr()
+                        continue
+                except (AttributeError, TypeError):
+                    pass
+            pointers[index] = self._slow(index, value, sizes, owners)
+        for index in self._default_slots:
+            if pointers[index] is None:
+                pointers[index] = self._slow(index, self.defaults[index], sizes, owners)
+        if None in pointers:
+            missing = slots[pointers.index(None)].label
+            raise ExecutionError(f"operand {missing} is missing", operand=missing)
+        if overrides:
+            assert sizes is not None or self._fixed
+            self._override(overrides, sizes)
+        self._check_addresses(pointers, sizes)
+        return pointers, sizes, owners
+
+    def _unknown(self, key: object, value: object) -> None:
+        if key is None:
+            return  # the frontend ignores absent optional tensors, which its programs pass as None
+        why = self._ignored.get(key)
+        if why == "unused":
+            return
+        uid = getattr(key, "uid", key)
+        why = why or self._ignored.get(uid)
+        label = getattr(key, "name", None) or repr(uid)
+        if why == "unused":
+            return
+        if why:
+            raise ExecutionError(f"operand {label}: {why}", operand=str(label))
+        names = [slot.operand.name for slot in self.slots if slot.operand.name]
+        hint = nearest(str(key), names) if isinstance(key, str) else ""
+        raise ExecutionError(f"the plan has no operand {label}{hint}", operand=str(label))
+
+    def _slow(self, index: int, value: Any, sizes: dict[str, int] | None, owners: list[object]) -> int:
+        """The address in ``value`` after every check, with the general means."""
+        slot = self.slots[index]
+        label = slot.label
+        if slot.by_value and isinstance(value, (bool, int, float)):
+            host = ctypes.create_string_buffer(encode_scalar(value, slot.dtype, label), 16)
+            owners.append(host)
+            return ctypes.addressof(host)
+        if value is None:
+            raise ExecutionError(f"operand {label} is missing: None was given", operand=label)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        try:
+            view = describe(value, f"operand {label}")
+        except TypeError as error:
+            raise ExecutionError(str(error), operand=label) from None
+        want_device = "cpu" if slot.by_value else self._device_type
+        if view.device_type != want_device or (want_device == "cuda" and view.device_index != self._device_index):
+            where = want_device if want_device == "cpu" else f"cuda:{self._device_index}"
+            have = view.device_type if view.device_type == "cpu" else f"cuda:{view.device_index}"
+            raise ExecutionError(f"operand {label} is on {have}, the plan needs {where}", operand=label)
+        if view.readonly and slot.operand.role != "input":
+            raise ExecutionError(f"operand {label} is an output in a read-only buffer", operand=label)
+        shape, stride = view.shape, view.stride
+        if view.dtype != slot.dtype:
+            if not self._same_storage(view.dtype, slot.dtype):
+                raise ExecutionError(f"operand {label} has data type {view.dtype}, needs {slot.dtype}", operand=label)
+            shape, stride = self._unpack(slot, view, shape, stride)
+        if slot.by_value:
+            if view.elements != 1:
+                raise ExecutionError(f"operand {label} is passed by value, got {view.elements} elements", operand=label)
+        else:
+            if sizes is not None:
+                match_sizes(slot.dim, shape, sizes, label)
+            elif tuple(shape) != slot.shape:
+                raise ExecutionError(f"operand {label} has shape {tuple(shape)}, needs {slot.shape}", operand=label)
+            want = tuple(evaluate(v, sizes or {}) for v in slot.stride) if _known(slot.stride, sizes) else None
+            if (
+                want is not None
+                and any(a != b and size > 1 for a, b, size in zip(stride, want, shape, strict=True))
+                and 0 not in shape
+            ):
+                raise ExecutionError(f"operand {label} has strides {tuple(stride)}, needs {want}", operand=label)
+        if type(value).__module__ == "torch" and view.dtype == slot.dtype and not slot.by_value:
+            slot.seen_dtype = value.dtype
+        if hasattr(value, "__dlpack__") and not hasattr(value, "data_ptr"):
+            owners.append(value)
+        return view.address
+
+    @staticmethod
+    def _same_storage(have: str, want: str) -> bool:
+        """Types that frameworks lack travel as bytes: fp8 and 4-bit types in uint8 or int8, int8x4 in int8 or int32."""
+        if want in ("fp8_e4m3", "fp8_e5m2", "fp8_e8m0", "fp8_e5m3", "fp4_e2m1", "int4", "boolean"):
+            return have in ("uint8", "int8")
+        return want in ("int8x4", "uint8x4", "int8x32") and have in ("int8", "uint8")
+
+    def _unpack(self, slot: _Slot, view: Any, shape: Any, stride: Any) -> tuple[Any, Any]:
+        """Shape and strides in elements of the declared type, for a buffer that holds bytes."""
+        width = bits(slot.dtype)
+        if width == 8:
+            return shape, stride
+        axis = next((i for i, step in enumerate(slot.stride) if step == 1), None)
+        if axis is None or len(shape) != len(slot.stride) or stride[axis] not in (0, 1):
+            raise ExecutionError(
+                f"operand {slot.label}: {slot.dtype} in a {view.dtype} buffer needs a unit-stride axis",
+                operand=slot.label,
+            )
+        shape, stride = list(shape), list(stride)
+        if width == 4:
+            shape[axis] *= 2
+            stride = [step if i == axis else step * 2 for i, step in enumerate(stride)]
+        else:
+            ratio = width // 8
+            if shape[axis] % ratio or any(step % ratio for i, step in enumerate(stride) if i != axis):
+                raise ExecutionError(
+                    f"operand {slot.label}: bytes do not fill whole {slot.dtype} vectors", operand=slot.label
+                )
+            shape[axis] //= ratio
+            stride = [step if i == axis else step // ratio for i, step in enumerate(stride)]
+        return tuple(shape), tuple(stride)
+
+    def _override(self, overrides: Mapping[int, Sequence[int]], sizes: dict[str, int] | None) -> None:
+        for uid, shape in overrides.items():
+            index = self._keys.get(uid)
+            if index is None:
+                raise ExecutionError(f"override_shapes names no operand: {uid!r}", operand=str(uid))
+            slot = self.slots[index]
+            if sizes is None:
+                if tuple(shape) != slot.shape:
+                    raise ExecutionError(
+                        f"operand {slot.label}: shape {tuple(shape)} overrides fixed sizes {slot.shape};"
+                        " declare a Dim where sizes vary",
+                        operand=slot.label,
+                    )
+            else:
+                match_sizes(slot.dim, tuple(shape), sizes, slot.label)
+
+    def _check_addresses(self, pointers: list[int], sizes: dict[str, int] | None) -> None:
+        slots = self.slots
+        if sizes is not None:
+            for dim in self.dims:
+                if dim not in sizes:
+                    raise ExecutionError(
+                        f"the size of {dim} is unknown: pass a tensor that has it, or override_shapes", operand=dim
+                    )
+            extents = [
+                extent_bytes(s.dtype, [evaluate(v, sizes) for v in s.dim], [evaluate(v, sizes) for v in s.stride])
+                for s in slots
+            ]
+        else:
+            extents = None
+        merged = 0
+        for pointer in pointers:
+            merged |= pointer
+        if merged & (_POINTER_ALIGN - 1) or merged == 0 or 0 in pointers:
+            for index, pointer in enumerate(pointers):
+                slot = slots[index]
+                if pointer % slot.align:
+                    raise ExecutionError(
+                        f"operand {slot.label} is at {pointer:#x}, not aligned to {slot.align} bytes",
+                        operand=slot.label,
+                    )
+                extent = slot.extent if extents is None else extents[index]
+                if pointer <= 0 and extent:
+                    raise ExecutionError(f"operand {slot.label} has a null address", operand=slot.label)
+        for out, other in self._pairs:
+            a, b = pointers[out], pointers[other]
+            size_a = slots[out].extent if extents is None else extents[out]
+            size_b = slots[other].extent if extents is None else extents[other]
+            if a < b + size_b and b < a + size_a and not (a == b and (out, other) in self._aliases):
+                raise ExecutionError(
+                    f"operand {slots[out].label} overlaps operand {slots[other].label}"
+                    + (" and may only share its exact address" if (out, other) in self._aliases else ""),
+                    operand=slots[out].label,
+                )
+
+    # --- packs
+    def operands_at(self, pointers: Sequence[int], sizes: dict[str, int] | None) -> tuple[Operand, ...]:
+        """The operands with actual sizes and the alignment of their addresses."""
+        result = []
+        for slot, pointer in zip(self.slots, pointers, strict=True):
+            alignment = (pointer & -pointer) if pointer else 256
+            dim = slot.dim if sizes is None else tuple(evaluate(v, sizes) for v in slot.dim)
+            stride = slot.stride if sizes is None else tuple(evaluate(v, sizes) for v in slot.stride)
+            result.append(slot.operand._replace(dim=dim, stride=stride, alignment=min(256, alignment)))
+        return tuple(result)
+
+    def pack(self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None) -> VariantPack:
+        """A reusable checked pack that keeps its buffers alive."""
+        pointers, sizes, owners = self.read(values, overrides)
+        keep = (*owners, *values.values(), *self.defaults.values())
+        return VariantPack(self.operands_at(pointers, sizes), tuple(pointers), keep)
+
+
+def _known(values: Sequence[Any], sizes: dict[str, int] | None) -> bool:
+    return all(dim.name in (sizes or {}) for dim in dims_of(values))
+
+
+def extent_bytes(dtype: str, dim: Sequence[int], stride: Sequence[int]) -> int:
+    """Bytes from the first to past the last element; 0 for an empty tensor."""
+    last = 0
+    for size, step in zip(dim, stride, strict=True):
+        if size == 0:
+            return 0
+        last += (size - 1) * step
+    return (bits(as_dtype(dtype)) * (last + 1) + 7) // 8

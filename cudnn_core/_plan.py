@@ -1,0 +1,295 @@
+"""A built plan: what runs. Nothing registry-shaped is reachable from here.
+
+``Plan.execute`` checks its operands and runs; ``pack`` checks once for many runs; ``Plan.bind`` hands out the engine's own
+callable. Made by the planner and by ``Plan.load``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._engine import CompiledPlan, ExecutionContext, Operand, Runner, VariantPack
+from ._errors import BuildError, ExecutionError, HandleError
+from ._pack import Layout
+
+if TYPE_CHECKING:
+    import os
+
+    from ._decision import Decision
+    from ._device import DeviceInfo
+    from ._engine import Artifact, PlanConfig
+    from ._graph._frozen import FrozenGraph
+    from ._handle import Handle
+
+__all__ = ["Plan", "pack"]
+
+WORKSPACE_ALIGN = 256
+
+
+class Plan:
+    """An immutable plan that may run from many threads and streams.
+
+    engine          "plugin:engine@revision"; ``knobs`` and ``variant`` complete the choice
+    decision        why this engine, and why no other one
+    device          the DeviceInfo that it was built for
+    operands        what ``execute`` needs, in canonical order
+    workspace_size  bytes to pass as workspace, aligned to 256; the maximum over all sizes
+    artifacts       the compiled kernels of engines that have some
+    """
+
+    __slots__ = (
+        "_bind",
+        "_compiled",
+        "_guarded",
+        "_handle",
+        "_layout",
+        "_runners",
+        "_stream",
+        "_token",
+        "config",
+        "decision",
+        "device",
+        "graph",
+        "workspace_size",
+    )
+
+    def __init__(
+        self,
+        graph: FrozenGraph,
+        compiled: CompiledPlan,
+        config: PlanConfig,
+        decision: Decision,
+        device: DeviceInfo,
+        handle: Handle | None = None,
+        defaults: Mapping[int, object] | None = None,
+        aliases: frozenset[tuple[int, int]] = frozenset(),
+        ignored: Mapping[object, str] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.config = config
+        self.decision = decision
+        self.device = device
+        self.workspace_size = compiled.workspace_size
+        self._compiled = compiled
+        self._handle = handle
+        self._layout = Layout(graph, device, defaults or {}, aliases, ignored or {})
+        self._bind: Callable[[tuple[Operand, ...]], Runner] | None = getattr(compiled, "bind", None)
+        self._runners: dict[Any, Runner] = {}
+        self._token = object()
+        self._guarded = device.type == "cuda"
+        self._stream = 0
+
+    @property
+    def engine(self) -> str:
+        return self.config.engine
+
+    @property
+    def knobs(self) -> Mapping[str, Any]:
+        return self.config.knobs
+
+    @property
+    def variant(self) -> str:
+        return self.config.variant
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return self.graph.operands
+
+    @property
+    def artifacts(self) -> Sequence[Artifact]:
+        return tuple(getattr(self._compiled, "artifacts", ()) or ())
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.config.engine} for {self.graph.key[:12]} on {self.device.device_name or self.device.type}>"
+
+    # --- running
+    def execute(
+        self,
+        operands: VariantPack | Mapping[Any, Any],
+        workspace: Any = None,
+        handle: Handle | None = None,
+        *,
+        override_shapes: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        """Run on ``operands``: a pack, or ``{tensor | uid | name: buffer}``.
+
+        A buffer is a torch, numpy or DLPack tensor, a Python number (by-value operands) or an address. ``workspace`` is a
+        buffer or an address of at least ``workspace_size`` bytes. ``override_shapes`` gives sizes that bare addresses can't
+        tell (uid -> shape). Raises ExecutionError, naming the operand, before anything is written; the engine works on the
+        handle's stream.
+        """
+        if type(operands) is VariantPack:
+            if operands.signature is not self._token:
+                raise ExecutionError("the pack was made for another plan")
+            runner: Runner = operands.runner
+            pointers: Sequence[int] = operands.pointers
+        else:
+            runner, pointers, _keep = self._checked(operands, override_shapes)
+        if handle is None:
+            handle = self._handle
+        stream = 0 if handle is None else self._stream_of(handle)
+        address = self._workspace(workspace) if self.workspace_size else 0
+        if self._guarded:
+            self._guard()
+        runner(pointers, address, stream)
+
+    def bind(self, pack: VariantPack) -> Runner:
+        """The engine's own ``run(pointers, workspace, stream)`` for operands laid out like ``pack``'s.
+
+        Unchecked by contract: sizes, strides, types and alignment are those of ``pack``; the pointers follow
+        ``plan.operands``; a by-value slot is a host address read before the call returns, so graph capture bakes it.
+        """
+        if type(pack) is not VariantPack or pack.signature is not self._token:
+            raise ExecutionError("bind takes a pack that was made for this plan")
+        if self._guarded:
+            self._guard()
+        return pack.runner
+
+    def pack(
+        self, operands: Mapping[Any, Any], override_shapes: Mapping[int, Sequence[int]] | None = None
+    ) -> VariantPack:
+        """A reusable pack of checked operands; it keeps its buffers alive."""
+        if not isinstance(operands, Mapping):
+            raise ExecutionError(f"operands must be a mapping, got {type(operands).__name__}")
+        made = self._layout.pack(operands, override_shapes)
+        made.signature = self._token
+        made.runner = self._runner(made.operands)
+        return made
+
+    def _checked(
+        self, operands: Any, override_shapes: Mapping[int, Sequence[int]] | None
+    ) -> tuple[Runner, list[int], list[object]]:
+        try:
+            pointers, sizes, keep = self._layout.read(operands, override_shapes)
+        except AttributeError:
+            if isinstance(operands, Mapping):
+                raise
+            raise ExecutionError(f"operands must be a mapping or a pack, got {type(operands).__name__}") from None
+        merged = 0
+        for pointer in pointers:
+            merged |= pointer
+        # One runner serves all addresses of one alignment class, so that a plan binds once and not per call.
+        align = min(16, merged & -merged) if merged else 16
+        key = align if sizes is None else (align, *sizes.items())
+        runner = self._runners.get(key)
+        if runner is None:
+            layout = tuple(operand._replace(alignment=align) for operand in self._layout.operands_at(pointers, sizes))
+            runner = self._runner(layout)
+            if len(self._runners) >= 256:  # runtime sizes: bounded, any entry can be made again
+                self._runners.clear()
+            self._runners[key] = runner
+        return runner, pointers, keep
+
+    def _runner(self, layout: tuple[Operand, ...]) -> Runner:
+        if self.device.synthetic:
+            raise ExecutionError(
+                f"the plan was built for a {self.device.device_name or self.device.type} that is not here:"
+                " save it and load it on such a device"
+            )
+        if self._bind is not None:
+            runner = self._bind(layout)
+            if not callable(runner):
+                raise ExecutionError(f"engine {self.engine} bound no callable but {runner!r}")
+            return runner
+        compiled, device, handle = self._compiled, self.device, self._handle
+
+        def run(pointers: Sequence[int], workspace: int, stream: int) -> None:
+            compiled.execute(VariantPack(layout, tuple(pointers)), ExecutionContext(handle, device, stream, workspace))
+
+        return run
+
+    def _stream_of(self, handle: Handle) -> int:
+        from ._handle import require_handle
+
+        handle = require_handle(handle)
+        stream = handle.stream  # raises HandleError once the handle is destroyed
+        device = handle.device
+        if device is not self.device and (
+            device.type != self.device.type or (device.type == "cuda" and device.ordinal != self.device.ordinal)
+        ):
+            raise HandleError(f"the handle is for {_place(device)}, the plan for {_place(self.device)}")
+        return int(stream or 0)
+
+    def _workspace(self, workspace: Any) -> int:
+        need = self.workspace_size
+        if workspace is None:
+            raise ExecutionError(f"the plan needs a workspace of {need} bytes", operand="workspace")
+        if isinstance(workspace, int):
+            address, size = workspace, None
+        else:
+            from ._buffers import describe
+            from ._dtypes import nbytes
+
+            try:
+                view = describe(workspace, "workspace")
+            except TypeError as error:
+                raise ExecutionError(str(error), operand="workspace") from None
+            if view.device_type != self.device.type:
+                raise ExecutionError(
+                    f"the workspace is on {view.device_type}, the plan on {self.device.type}", operand="workspace"
+                )
+            address, size = view.address, nbytes(view.dtype, view.elements)
+        if size is not None and size < need:
+            raise ExecutionError(f"the workspace has {size} bytes, the plan needs {need}", operand="workspace")
+        if address <= 0 or address % WORKSPACE_ALIGN:
+            raise ExecutionError(
+                f"the workspace at {address:#x} is not aligned to {WORKSPACE_ALIGN}", operand="workspace"
+            )
+        return address
+
+    def _guard(self) -> None:
+        """Refuse to launch while another GPU is current: the plan's kernels and pointers belong to one device."""
+        from ._driver import driver
+
+        live = driver()
+        current = None if live is None else live.current_device()
+        # A thread without a current context is served by the device's primary context, which the engine makes current.
+        if live is None or (current is not None and current != self.device.ordinal):
+            where = "no CUDA driver is available" if live is None else f"cuda:{current} is current"
+            raise ExecutionError(f"the plan is for {_place(self.device)}, but {where}")
+
+    # --- files
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to ``path``: a JSON header and hashed payloads (docs/plan-files.md). Atomic."""
+        from ._planfile import save
+
+        save(self, path)
+
+    def to_bytes(self) -> bytes:
+        from ._planfile import to_bytes
+
+        return to_bytes(self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], handle: Handle | None = None, *, trust: bool = False) -> Plan:
+        """The plan saved at ``path``, on the handle's device (default: the current one).
+
+        Native payloads are used only with ``trust=True``; without it the engine rebuilds from the graph and the knobs.
+        Raises BuildError for a truncated, tampered or foreign file and for a device that differs.
+        """
+        from ._planfile import load
+
+        return load(path, handle, trust=trust)
+
+
+def pack(
+    plan: Plan, operands: Mapping[Any, Any], override_shapes: Mapping[int, Sequence[int]] | None = None
+) -> VariantPack:
+    """Check ``operands`` once for many runs of ``plan``."""
+    if not isinstance(plan, Plan):
+        raise ExecutionError(f"pack takes a Plan, got {type(plan).__name__}")
+    return plan.pack(operands, override_shapes)
+
+
+def check_compiled(compiled: Any, engine: str) -> None:
+    """BuildError unless ``compiled`` is a plan as the protocol has it."""
+    size = getattr(compiled, "workspace_size", None)
+    if not callable(getattr(compiled, "execute", None)):
+        raise BuildError(f"engine {engine} returned {compiled!r}, which is no plan: it has no execute")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise BuildError(f"engine {engine} returned a plan with workspace_size {size!r}")
+
+
+def _place(device: DeviceInfo) -> str:
+    return device.type if device.ordinal is None or device.type == "cpu" else f"{device.type}:{device.ordinal}"

@@ -1,0 +1,17 @@
+"""matmul. Batch axes broadcast; ``padding`` has no effect: operands are never padded here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ._math import Math, is_integer, matmul as product
+
+__all__ = ["matmul"]
+
+
+def matmul(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
+    a, b = inputs["A"], inputs["B"]
+    if not is_integer(a, b):
+        a, b = math.as_float(a), math.as_float(b)
+    return {"C": product(a, b)}

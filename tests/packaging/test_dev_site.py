@@ -1,0 +1,29 @@
+"""tools/dev_site.py stands in for editable installs where nothing can be installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_core_and_plugins_are_visible_with_entry_points_and_requirements(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for _ in range(2):  # again over an older one
+        subprocess.run([sys.executable, str(ROOT / "tools" / "dev_site.py"), str(site)], check=True, timeout=60)
+    found = {dist.name: dist for dist in metadata.distributions(path=[str(site)])}
+    plugins = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
+    entries = {
+        entry.name: entry.value
+        for dist in found.values()
+        for entry in dist.entry_points
+        if entry.group == "cudnn_core.engines"
+    }
+    assert entries == {plugin: f"{plugin}:cudnn_plugin.toml" for plugin in plugins}
+    assert all((site / plugin / "cudnn_plugin.toml").is_file() for plugin in plugins)
+    assert found["cudnn-core"].version == found["cudnn-core-frost-gemm"].version == "0.1.0"
+    assert found["cudnn-core-frost-gemm"].requires == ["cudnn-core>=0.1,<1"]
+    assert (site / "cudnn_core" / "_engine.py").is_file()
