@@ -45,6 +45,9 @@ gpu-test: $(ENV)
 	$(PY) -m pytest -q -m gpu $(PYTEST_ARGS)
 
 bench: $(ENV)
+ifndef PYTHON
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-bench.txt 2>$(VENV)/bench.log || { cat $(VENV)/bench.log >&2; exit 1; }
+endif
 	$(PY) benchmarks/host_overhead.py $(ARGS)
 
 lint: $(ENV)

@@ -32,7 +32,7 @@ ENGINES = "cudnn_core.engines"
 EXECUTORS = "cudnn_core.executors"
 
 _SUFFIXES = (".dist-info", ".egg-info")
-_MAX_ENTRY_POINTS = 4 << 20
+_MAX_ENTRY_POINTS = 1 << 20
 _PLUGIN_VALUE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):([A-Za-z0-9_][A-Za-z0-9_.]*\.(?:toml|json))\Z")
 
 

@@ -200,9 +200,7 @@ class CudaDriver:
 
     def make_current(self, ordinal: int) -> None:
         with lock:
-            if (
-                ordinal not in self._primary
-            ):  # retained once and kept: releasing it could end the process's last context
+            if ordinal not in self._primary:  # retained for good: a release could end the process's last context
                 self._primary[ordinal] = self._call("cuDevicePrimaryCtxRetain", ordinal)
         self._call("cuCtxSetCurrent", self._primary[ordinal])
 

@@ -24,8 +24,6 @@ __all__ = [
     "runtime_version",
 ]
 
-_INSTALL = 'no cuDNN backend plugin is installed: pip install "cudnn-core[backend]"'
-
 
 class BackendAPI(Protocol):
     """The module that a plugin provides as ``backend``."""
@@ -68,7 +66,7 @@ def get_last_error_string() -> str:
 
 
 def backend() -> BackendAPI | None:
-    """The provided backend module, or None."""
+    """The provided backend module; None if no plugin provides one, or the one that does is broken."""
     from . import _registry
 
     found: Any = _registry.current().provider("backend")
@@ -76,10 +74,14 @@ def backend() -> BackendAPI | None:
 
 
 def require_backend(what: str) -> BackendAPI:
-    """The provided backend module; HandleError names ``what`` needed it and the package to install."""
+    """The provided backend module; HandleError names ``what`` needed it, and the package to install or what broke."""
     api = backend()
     if api is None:
-        raise HandleError(f"{what}: {_INSTALL}")
+        from . import _registry
+
+        broken = "; ".join(map(str, _registry.current().provider_declines("backend")))
+        missing = 'no cuDNN backend plugin is installed: pip install "cudnn-core[backend]"'
+        raise HandleError(f"{what}: {broken or missing}")
     return api
 
 

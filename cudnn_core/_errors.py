@@ -2,6 +2,7 @@
 
 CudnnCoreError
 |-- ConfigError        a configuration file, variable or configure() call
+|-- DecisionError      a saved decision is malformed, tampered with, or of another graph or device
 |-- ManifestError      a plugin's manifest or op row
 |-- GraphError         a graph: names the node, the port, what was expected and what was there
 |   `-- GraphTypeError a call with the wrong arguments (also a TypeError)

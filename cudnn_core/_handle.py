@@ -185,8 +185,7 @@ class Handle:
             if self._device is None:
                 return
             self._clear("was destroyed")
-            if self._finalizer is not None:
-                self._finalizer.detach()
+            self._native.release()
 
     def __enter__(self) -> Handle:  # noqa: PYI034  # Self is not in the standard library of 3.10
         if self._device is None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._buffers import describe, encode_scalar
-from ._dims import dims_of, evaluate, match_sizes
+from ._dims import dims_of, evaluate, match_sizes, packed_strides
 from ._dtypes import as_dtype, bits
 from ._engine import Operand, VariantPack
 from ._errors import ExecutionError, nearest
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Layout"]
 
+_NO_OWNERS: list[object] = []
 _POINTER_ALIGN = 16  # the alignment class that a runner is bound for when every address has it
 
 
@@ -38,7 +39,6 @@ class _Slot:
         "extent",
         "label",
         "operand",
-        "seen_dtype",
         "shape",
         "stride",
         "tensor",
@@ -60,7 +60,6 @@ class _Slot:
             self.extent = extent_bytes(self.dtype, self.shape, operand.stride)  # type: ignore[arg-type]
         # An address must be a multiple of the element, capped at 16 bytes for the packed vector types.
         self.align = min(16, max(1, bits(self.dtype) // 8))
-        self.seen_dtype: Any = None  # the torch dtype object that was accepted before
 
 
 class Layout:
@@ -74,11 +73,15 @@ class Layout:
         "_default_slots",
         "_device_index",
         "_device_type",
+        "_extents",
+        "_fast",
         "_fixed",
         "_ignored",
         "_keys",
+        "_last",
+        "_on_cpu",
         "_outputs",
-        "_pairs",
+        "_overlaps",
         "defaults",
         "dims",
         "graph",
@@ -105,13 +108,12 @@ class Layout:
         self._fixed = not graph.dims
         self._aliases = aliases
         self._outputs = tuple(i for i, slot in enumerate(self.slots) if slot.operand.role != "input")
-        # Pairs of slots that must not overlap, each once.
-        self._pairs = tuple(
-            (out, other)
-            for out in self._outputs
-            for other in range(len(self.slots))
-            if other != out and not (other in self._outputs and other < out) and not self.slots[other].by_value
-        )
+        self._extents = [slot.extent for slot in self.slots]
+        self._overlaps = self._overlap_table(self._extents)
+        # Per slot (torch dtype, shape, strides or None where packed) once a torch tensor was accepted there.
+        self._fast: list[Any] = [None] * len(self.slots)
+        self._on_cpu = device.type == "cpu"
+        self._last: tuple[list[Any], int] = ([], 0)
         self._keys: dict[object, int] = {}
         names: dict[str, int] = {}
         for i, slot in enumerate(self.slots):
@@ -134,54 +136,65 @@ class Layout:
     # --- reading
     def read(
         self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None
-    ) -> tuple[list[int], dict[str, int] | None, list[object]]:
-        """(addresses, sizes of the Dims or None, objects to keep alive) for the buffers in ``values``."""
-        slots = self.slots
-        pointers: list[Any] = [None] * len(slots)
+    ) -> tuple[list[int], int, dict[str, int] | None, list[object]]:
+        """(addresses, their bits or-ed, sizes of the Dims or None, objects to keep alive) for the buffers in ``values``."""
+        # The fast road: as many torch tensors as operands, each compared with what was accepted in its slot before. Where the
+        # declared strides are packed, is_contiguous says the same as a comparison of strides, at half the cost. Whatever is
+        # irregular starts over on the general road, which also words the errors.
+        if len(values) == len(self.slots):
+            pointers: list[Any] = [None] * len(values)
+            keys, fast, on_cpu = self._keys, self._fast, self._on_cpu
+            try:
+                for key, value in values.items():
+                    index = keys[key]
+                    dtype, shape, stride = fast[index]
+                    if (
+                        value.dtype is not dtype
+                        or value.shape != shape
+                        or not (value.is_contiguous() if stride is None else value.stride() == stride)
+                        or not (value.is_cpu if on_cpu else value.get_device() == self._device_index)
+                    ):
+                        break
+                    pointers[index] = value.data_ptr()
+                else:
+                    last, merged = self._last
+                    if pointers == last:  # the addresses of the last call: they passed the checks then
+                        return pointers, merged, None, _NO_OWNERS
+                    if None not in pointers:
+                        merged = self._check_addresses(pointers, None)
+                        self._last = (pointers.copy(), merged)
+                        return pointers, merged, None, _NO_OWNERS
+            except (AttributeError, KeyError, TypeError):
+                pass
+        return self._read_any(values, overrides)
+
+    def _read_any(
+        self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None
+    ) -> tuple[list[int], int, dict[str, int] | None, list[object]]:
+        pointers: list[Any] = [None] * len(self.slots)
         owners: list[object] = []
         sizes: dict[str, int] | None = None if self._fixed else {}
-        keys = self._keys
-        device_type = self._device_type
         for key, value in values.items():
-            index = keys.get(key)
+            index = self._keys.get(key)
             if index is None:
                 self._unknown(key, value)
                 continue
-            slot = slots[index]
-            kind = type(value)
-            if kind is int and not slot.by_value:
-                if pointers[index] is not None:
-                    raise ExecutionError(f"operand {slot.label} is given twice", operand=slot.label)
-                pointers[index] = value
-                continue
+            slot = self.slots[index]
             if pointers[index] is not None:
                 raise ExecutionError(f"operand {slot.label} is given twice", operand=slot.label)
-            # The fast road: a torch tensor whose dtype object was seen here before, of fixed sizes.
-            if slot.seen_dtype is not None and slot.shape is not None:
-                try:
-                    if (
-                        value.dtype is slot.seen_dtype
-                        and value.shape == slot.shape
-                        and value.stride() == slot.stride
-                        and (value.is_cuda if device_type == "cuda" else value.is_cpu)
-                        and (device_type == "cpu" or value.device.index == self._device_index)
-                    ):
-                        pointers[index] = value.data_ptr()
-                        continue
-                except (AttributeError, TypeError):
-                    pass
-            pointers[index] = self._slow(index, value, sizes, owners)
+            if type(value) is int and not slot.by_value:
+                pointers[index] = value
+            else:
+                pointers[index] = self._slow(index, value, sizes, owners)
         for index in self._default_slots:
             if pointers[index] is None:
                 pointers[index] = self._slow(index, self.defaults[index], sizes, owners)
         if None in pointers:
-            missing = slots[pointers.index(None)].label
+            missing = self.slots[pointers.index(None)].label
             raise ExecutionError(f"operand {missing} is missing", operand=missing)
         if overrides:
-            assert sizes is not None or self._fixed
             self._override(overrides, sizes)
-        self._check_addresses(pointers, sizes)
-        return pointers, sizes, owners
+        return pointers, self._check_addresses(pointers, sizes), sizes, owners
 
     def _unknown(self, key: object, value: object) -> None:
         if key is None:
@@ -243,8 +256,9 @@ class Layout:
                 and 0 not in shape
             ):
                 raise ExecutionError(f"operand {label} has strides {tuple(stride)}, needs {want}", operand=label)
-        if type(value).__module__ == "torch" and view.dtype == slot.dtype and not slot.by_value:
-            slot.seen_dtype = value.dtype
+        if type(value).__module__ == "torch" and slot.shape is not None and view.dtype == slot.dtype and not slot.by_value:
+            packed = slot.stride == packed_strides(slot.shape)
+            self._fast[index] = (value.dtype, slot.shape, None if packed else slot.stride)
         if hasattr(value, "__dlpack__") and not hasattr(value, "data_ptr"):
             owners.append(value)
         return view.address
@@ -297,8 +311,10 @@ class Layout:
             else:
                 match_sizes(slot.dim, tuple(shape), sizes, slot.label)
 
-    def _check_addresses(self, pointers: list[int], sizes: dict[str, int] | None) -> None:
-        slots = self.slots
+    def _check_addresses(self, pointers: list[int], sizes: dict[str, int] | None) -> int:
+        """The addresses or-ed, after null, alignment and overlap have been ruled out."""
+        overlaps = self._overlaps
+        extents = self._extents
         if sizes is not None:
             for dim in self.dims:
                 if dim not in sizes:
@@ -307,41 +323,55 @@ class Layout:
                     )
             extents = [
                 extent_bytes(s.dtype, [evaluate(v, sizes) for v in s.dim], [evaluate(v, sizes) for v in s.stride])
-                for s in slots
+                for s in self.slots
             ]
-        else:
-            extents = None
+            overlaps = self._overlap_table(extents)
         merged = 0
         for pointer in pointers:
             merged |= pointer
-        if merged & (_POINTER_ALIGN - 1) or merged == 0 or 0 in pointers:
-            for index, pointer in enumerate(pointers):
-                slot = slots[index]
+        if merged & (_POINTER_ALIGN - 1) or 0 in pointers or merged < 0:
+            for slot, pointer, extent in zip(self.slots, pointers, extents, strict=True):
                 if pointer % slot.align:
                     raise ExecutionError(
-                        f"operand {slot.label} is at {pointer:#x}, not aligned to {slot.align} bytes",
-                        operand=slot.label,
+                        f"operand {slot.label} is at {pointer:#x}, not aligned to {slot.align} bytes", operand=slot.label
                     )
-                extent = slot.extent if extents is None else extents[index]
                 if pointer <= 0 and extent:
                     raise ExecutionError(f"operand {slot.label} has a null address", operand=slot.label)
-        for out, other in self._pairs:
-            a, b = pointers[out], pointers[other]
-            size_a = slots[out].extent if extents is None else extents[out]
-            size_b = slots[other].extent if extents is None else extents[other]
-            if a < b + size_b and b < a + size_a and not (a == b and (out, other) in self._aliases):
-                raise ExecutionError(
-                    f"operand {slots[out].label} overlaps operand {slots[other].label}"
-                    + (" and may only share its exact address" if (out, other) in self._aliases else ""),
-                    operand=slots[out].label,
-                )
+        for out, extent, others in overlaps:
+            low = pointers[out]
+            high = low + extent
+            for other, size in others:
+                pointer = pointers[other]
+                if pointer < high and low < pointer + size and not (pointer == low and (out, other) in self._aliases):
+                    label, exact = self.slots[out].label, (out, other) in self._aliases
+                    raise ExecutionError(
+                        f"operand {label} overlaps operand {self.slots[other].label}"
+                        + (" and may only share its exact address" if exact else ""),
+                        operand=label,
+                    )
+        return merged
+
+    def _overlap_table(self, extents: Sequence[int]) -> tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]:
+        """(output slot, its bytes, ((other slot, its bytes), ...)): every pair that must not overlap, once."""
+        return tuple(
+            (
+                out,
+                extents[out],
+                tuple(
+                    (other, extents[other])
+                    for other, slot in enumerate(self.slots)
+                    if other != out and not slot.by_value and not (other in self._outputs and other < out)
+                ),
+            )
+            for out in self._outputs
+        )
 
     # --- packs
     def operands_at(self, pointers: Sequence[int], sizes: dict[str, int] | None) -> tuple[Operand, ...]:
         """The operands with actual sizes and the alignment of their addresses."""
         result = []
         for slot, pointer in zip(self.slots, pointers, strict=True):
-            alignment = (pointer & -pointer) if pointer else 256
+            alignment = (pointer & -pointer) or 256
             dim = slot.dim if sizes is None else tuple(evaluate(v, sizes) for v in slot.dim)
             stride = slot.stride if sizes is None else tuple(evaluate(v, sizes) for v in slot.stride)
             result.append(slot.operand._replace(dim=dim, stride=stride, alignment=min(256, alignment)))
@@ -349,7 +379,7 @@ class Layout:
 
     def pack(self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None) -> VariantPack:
         """A reusable checked pack that keeps its buffers alive."""
-        pointers, sizes, owners = self.read(values, overrides)
+        pointers, _, sizes, owners = self.read(values, overrides)
         keep = (*owners, *values.values(), *self.defaults.values())
         return VariantPack(self.operands_at(pointers, sizes), tuple(pointers), keep)
 

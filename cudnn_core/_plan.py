@@ -39,13 +39,13 @@ class Plan:
     """
 
     __slots__ = (
+        "_accepted",
         "_bind",
         "_compiled",
         "_guarded",
         "_handle",
         "_layout",
         "_runners",
-        "_stream",
         "_token",
         "config",
         "decision",
@@ -78,7 +78,7 @@ class Plan:
         self._runners: dict[Any, Runner] = {}
         self._token = object()
         self._guarded = device.type == "cuda"
-        self._stream = 0
+        self._accepted: Handle | None = None
 
     @property
     def engine(self) -> str:
@@ -125,10 +125,23 @@ class Plan:
             runner: Runner = operands.runner
             pointers: Sequence[int] = operands.pointers
         else:
-            runner, pointers, _keep = self._checked(operands, override_shapes)
+            try:
+                pointers, merged, sizes, _keep = self._layout.read(operands, override_shapes)
+            except (AttributeError, TypeError):
+                _require_mapping(operands)
+                raise
+            # One runner serves all addresses of one alignment class, so that a plan binds once and not per call.
+            align = 16 if not merged & 15 else merged & -merged
+            key = align if sizes is None else (align, *sizes.items())
+            runner = self._runners.get(key) or self._new_runner(key, align, pointers, sizes)
         if handle is None:
             handle = self._handle
-        stream = 0 if handle is None else self._stream_of(handle)
+        if handle is None:
+            stream = 0
+        else:
+            if handle is not self._accepted:
+                self._accept(handle)
+            stream = handle.stream  # raises HandleError once the handle is destroyed
         address = self._workspace(workspace) if self.workspace_size else 0
         if self._guarded:
             self._guard()
@@ -150,36 +163,19 @@ class Plan:
         self, operands: Mapping[Any, Any], override_shapes: Mapping[int, Sequence[int]] | None = None
     ) -> VariantPack:
         """A reusable pack of checked operands; it keeps its buffers alive."""
-        if not isinstance(operands, Mapping):
-            raise ExecutionError(f"operands must be a mapping, got {type(operands).__name__}")
+        _require_mapping(operands)
         made = self._layout.pack(operands, override_shapes)
         made.signature = self._token
         made.runner = self._runner(made.operands)
         return made
 
-    def _checked(
-        self, operands: Any, override_shapes: Mapping[int, Sequence[int]] | None
-    ) -> tuple[Runner, list[int], list[object]]:
-        try:
-            pointers, sizes, keep = self._layout.read(operands, override_shapes)
-        except AttributeError:
-            if isinstance(operands, Mapping):
-                raise
-            raise ExecutionError(f"operands must be a mapping or a pack, got {type(operands).__name__}") from None
-        merged = 0
-        for pointer in pointers:
-            merged |= pointer
-        # One runner serves all addresses of one alignment class, so that a plan binds once and not per call.
-        align = min(16, merged & -merged) if merged else 16
-        key = align if sizes is None else (align, *sizes.items())
-        runner = self._runners.get(key)
-        if runner is None:
-            layout = tuple(operand._replace(alignment=align) for operand in self._layout.operands_at(pointers, sizes))
-            runner = self._runner(layout)
-            if len(self._runners) >= 256:  # runtime sizes: bounded, any entry can be made again
-                self._runners.clear()
-            self._runners[key] = runner
-        return runner, pointers, keep
+    def _new_runner(self, key: Any, align: int, pointers: Sequence[int], sizes: dict[str, int] | None) -> Runner:
+        layout = tuple(operand._replace(alignment=align) for operand in self._layout.operands_at(pointers, sizes))
+        runner = self._runner(layout)
+        if len(self._runners) >= 256:  # runtime sizes: bounded, any entry can be made again
+            self._runners.clear()
+        self._runners[key] = runner
+        return runner
 
     def _runner(self, layout: tuple[Operand, ...]) -> Runner:
         if self.device.synthetic:
@@ -199,17 +195,16 @@ class Plan:
 
         return run
 
-    def _stream_of(self, handle: Handle) -> int:
+    def _accept(self, handle: Handle) -> None:
+        """Check a handle that was not seen before; its device never changes."""
         from ._handle import require_handle
 
-        handle = require_handle(handle)
-        stream = handle.stream  # raises HandleError once the handle is destroyed
-        device = handle.device
+        device = require_handle(handle).device
         if device is not self.device and (
             device.type != self.device.type or (device.type == "cuda" and device.ordinal != self.device.ordinal)
         ):
             raise HandleError(f"the handle is for {_place(device)}, the plan for {_place(self.device)}")
-        return int(stream or 0)
+        self._accepted = handle
 
     def _workspace(self, workspace: Any) -> int:
         need = self.workspace_size
@@ -280,6 +275,11 @@ def pack(
     if not isinstance(plan, Plan):
         raise ExecutionError(f"pack takes a Plan, got {type(plan).__name__}")
     return plan.pack(operands, override_shapes)
+
+
+def _require_mapping(operands: Any) -> None:
+    if not isinstance(operands, Mapping):
+        raise ExecutionError(f"operands must be a mapping or a pack, got {type(operands).__name__}")
 
 
 def check_compiled(compiled: Any, engine: str) -> None:

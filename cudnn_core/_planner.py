@@ -28,7 +28,7 @@ from ._candidates import (
     quarantine,
 )
 from ._context import build_device
-from ._decision import Decision, EngineDecision, nearest_miss
+from ._decision import Decision, EngineDecision, nearest_decline, nearest_miss
 from ._declines import Decline
 from ._engine import CompiledPlan, ExecutionContext, PlanConfig
 from ._errors import BuildError, ExecutionError, NoEngineError
@@ -139,6 +139,7 @@ class Survey:
         for place, item in enumerate(self.ranked, start=1):
             rows.append(self._row(place, item, winner, chosen))
         config = [(value.key, value.value, value.origin) for value in request.config.values]
+        config += [(f"hint.{name}", size, "hint") for name, size in request.sizes.items()]
         return Decision(
             request.graph.key, request.device.to_dict(), rows, config, summary=summary(request.graph, request.sizes)
         )
@@ -423,7 +424,7 @@ def _announce(request: Request, entry: Entry, decision: Decision) -> None:
         _warned.add(entry.id)
         warnings.warn(
             f"the reference engine {entry.id} runs this graph on {request.device.device_name}; nearest other engine:"
-            f" {nearest_miss(decision)}",
+            f" {nearest_decline(decision)}",
             RuntimeWarning,
             stacklevel=4,
         )

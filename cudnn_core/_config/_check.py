@@ -55,7 +55,7 @@ def check(config: Config, registry: Registry | None = None) -> list[Finding]:
     if registry is not None:
         specs = _specs(registry)
         plugins = _plugins(registry)
-        findings += _unknown_engines(config, specs, plugins)
+        findings += _unknown_engines(config, registry)
         findings += _unknown_plugins(config, plugins, registry)
         findings += _bad_knobs(config, specs)
         findings += _unknown_notes(config, specs)
@@ -64,7 +64,7 @@ def check(config: Config, registry: Registry | None = None) -> list[Finding]:
 
 def enforce(config: Config, registry: Registry) -> None:
     """Warn about exact engine names that no installed engine has; ConfigError under ``strict``."""
-    for finding in _unknown_engines(config, _specs(registry), _plugins(registry)):
+    for finding in _unknown_engines(config, registry):
         if finding.severity == "error":
             if config.strict:
                 raise ConfigError(finding.message, origin=finding.origin, key=finding.key)
@@ -212,7 +212,7 @@ def _some(default: object, type: str, choices: tuple[str, ...]) -> object:
 
 def _specs(registry: Registry) -> dict[str, Any]:
     """``plugin:engine`` -> manifest row."""
-    return {spec.short_id: spec for entry in registry.engines if (spec := getattr(entry, "spec", None)) is not None}
+    return {spec.short_id: spec for entry in registry.engines if (spec := entry.spec) is not None}
 
 
 def _plugins(registry: Registry) -> set[str]:
@@ -229,8 +229,13 @@ def _known(pattern: str, specs: Mapping[str, Any]) -> list[Any]:
     return rows if not variant else [spec for spec in rows if spec.variants]
 
 
-def _unknown_engines(config: Config, specs: Mapping[str, Any], plugins: set[str]) -> Iterator[Finding]:
-    """An exact name that nothing has is an error; a glob that covers nothing may be meant for another machine."""
+def _unknown_engines(config: Config, registry: Registry) -> Iterator[Finding]:
+    """An exact name that nothing has is an error; a glob that covers nothing may be meant for another machine.
+
+    The engines of a plugin whose manifest is not usable are not known, so nothing is said against their names.
+    """
+    specs, plugins = _specs(registry), _plugins(registry)
+    opaque = {split_engine(str(entry.id))[0] for entry in registry.engines if entry.spec is None}
     for key, pattern, origin in _references(config):
         if _known(pattern, specs):
             continue
@@ -238,6 +243,9 @@ def _unknown_engines(config: Config, specs: Mapping[str, Any], plugins: set[str]
             yield Finding("warning", key, f"{pattern!r} covers no installed engine", origin)
             continue
         plugin = split_engine(pattern)[0]
+        if plugin in opaque:
+            yield Finding("warning", key, f"{pattern!r} can't be checked: the plugin is quarantined", origin)
+            continue
         why = "" if plugin in plugins else f", and no plugin {plugin!r}"
         message = f"no engine {pattern!r} is installed{why}{nearest(pattern, specs)}"
         yield Finding("error", key, message, origin)

@@ -57,9 +57,7 @@ class Match:
         device = subject.device
         if self.op is not None and not any(fnmatchcase(subject.op, op) for op in self.op):
             return False
-        if self.sm is not None and (
-            device.type != "cuda" or not any(pattern.matches(device.compute_capability) for pattern in self.sm)
-        ):
+        if self.sm is not None and not any(pattern.matches(device.compute_capability) for pattern in self.sm):
             return False
         if self.device is not None and not any(
             fnmatchcase(name, pattern) for pattern in self.device for name in (device.device_name, device.type)
@@ -206,7 +204,8 @@ def _parse_match(source: Source, path: Path, raw: object) -> Match:
             try:
                 dims[key] = parse_extent(value)
             except ValueError as error:
-                raise source.error(here, f"{error}{nearest(key, _FIXED)}") from None
+                guess = nearest(key, _FIXED) if len(key) > 2 else ""  # "m" is a dim, not a slip of "sm"
+                raise source.error(here, f"{error}{guess}") from None
     return Match(dims=MappingProxyType(dims), **fields)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ClassicSequence"]
 
+_NOTHING = (None, None, None, None)
+
 
 class ClassicSequence:
     """Planning and execution of a Graph."""
@@ -38,6 +40,7 @@ class ClassicSequence:
         self._survey: Survey | None = None
         self._plans: dict[int, Plan] = {}
         self._index: int | None = None
+        self._active: Plan | None = None  # the plan at _index
         self._pinned: int | None = None
         self._deselected: list[str] = []
         self._required_notes: list[str] = []
@@ -123,7 +126,7 @@ class ClassicSequence:
                 break
         if first is None:
             raise NoEngineError(f"no plan of the list could be built: {failure}", survey.decision()) from failure
-        self._index = first
+        self._select(first)
 
     def build(self, heuristics: Iterable[object] | None = None) -> None:
         """The whole sequence."""
@@ -161,7 +164,7 @@ class ClassicSequence:
 
     def build_plan_at_index(self, index: int) -> Any:
         self._built(self._checked_index(index))
-        self._index = index
+        self._select(index)
         return self
 
     def deselect_engines(self, engine_names: Iterable[str]) -> Any:
@@ -234,6 +237,10 @@ class ClassicSequence:
         tensor_uids: Sequence[int] | None = None,
     ) -> None:
         """Run the selected plan on ``{tensor | uid | name: buffer}``, or on a sequence of buffers with ``tensor_uids``."""
+        plan = self._active
+        if plan is not None and (override_uids, override_shapes, override_strides, tensor_uids) == _NOTHING:
+            plan.execute(tensor_dict, workspace, handle)
+            return
         if self._index is None and self._survey is None:
             self.build()
         self._run(
@@ -296,7 +303,7 @@ class ClassicSequence:
         self._adopt(source)
         self._survey = Survey.loaded(plan)
         self._plans = {0: plan}
-        self._index = 0
+        self._select(0)
 
     # --- internals
     def _device(self, device: object, handle: Handle | None) -> DeviceInfo:
@@ -366,6 +373,10 @@ class ClassicSequence:
                 size = self._plans.pop(index).workspace_size
                 raise BuildError(f"{self._planned().name(index)} needs {size} bytes of workspace, the limit is {limit}")
         return self._plans[index]
+
+    def _select(self, index: int) -> None:
+        self._index = index
+        self._active = self._plans[index]
 
     def _ready(self) -> int:
         if self._index is None:

@@ -53,7 +53,7 @@ def _infer(node: Node) -> Mapping[str, TensorSpec]:
         return {"O": TensorSpec(v)}
     heads = _larger(q[1], v[1])
     state = (heads, v[2], q[2])
-    specs = {"O": TensorSpec((v[0], heads, v[2]))}
+    specs = {"O": TensorSpec((q[0], heads, v[2]))}
     if attrs["output_final_state"]:
         rows = _state_rows(node)
         initial = node.inputs.get("initial_state")
@@ -63,7 +63,7 @@ def _infer(node: Node) -> Mapping[str, TensorSpec]:
         )
     every = attrs["checkpoint_every_n_tokens"]
     if every > 0:
-        count = _checkpoint_rows(v[0], _sequences(node), every)
+        count = _checkpoint_rows(q[0], _sequences(node), every)
         specs["state_checkpoints"] = TensorSpec(None if count is None else (count, *state))
     return specs
 

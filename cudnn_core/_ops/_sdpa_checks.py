@@ -32,7 +32,7 @@ def seq_kv(node: Node) -> Extent | None:
 
 def validate(node: Node) -> Iterable[Problem]:
     check = Checks(node)
-    if not check.ranks(4, "q", "k", "v", "O"):
+    if not check.ranks(4, "q", "k", "v") or not check.ranks(4, "O"):
         return check.problems
     _operands(check)
     _masks(check)

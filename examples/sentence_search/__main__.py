@@ -3,7 +3,7 @@
     python examples/sentence_search [--device auto|cpu|cuda] [--dtype float32|float16|bfloat16] [--brief] [QUERY ...]
 
 Prints the decision for each distinct graph, the timings, the agreement with transformers on the same weights, and the
-neighbours of the queries. Exit code: 0; 1 if the embeddings disagree; 3 if a package is missing.
+neighbours of the queries. Exit code: 0; 1 if the embeddings disagree or no engine runs a graph; 3 if a package is missing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,16 @@ def main(argv: list[str] | None = None) -> int:
     if missing:
         print(f"sentence_search needs {', '.join(missing)}: `make demo` installs everything", file=sys.stderr)
         return 3
+    from cudnn_core import CudnnCoreError
+
+    try:
+        return search(args)
+    except CudnnCoreError as error:
+        print(f"sentence_search: {error}", file=sys.stderr)
+        return 1
+
+
+def search(args: argparse.Namespace) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the weights are in a package; nothing is downloaded
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     import encoder

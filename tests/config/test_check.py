@@ -195,6 +195,14 @@ def test_at_run_time_an_unknown_engine_warns_and_raises_under_strict(world, regi
     assert (error.value.origin, error.value.key) == (f"{world.named}:3", "engines.disable")
 
 
+def test_engines_of_a_quarantined_plugin_are_not_called_unknown(world, registry):
+    world.write("named", "[engines]\ndisable = ['broken:engine']\n")
+    entry = SimpleNamespace(id="broken", spec=None, dist="acme-broken")
+    registry = SimpleNamespace(engines=(*registry.engines, entry))
+    only(_config.check(world.load(), registry), "warning", "engines.disable", 3, "the plugin is quarantined")
+    _config.enforce(world.load(strict=True), registry)
+
+
 def test_at_run_time_a_good_configuration_is_silent(world, registry):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

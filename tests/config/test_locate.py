@@ -84,6 +84,14 @@ def test_what_is_not_there_has_no_line():
     assert Lines("").of(()) is None
 
 
+def test_an_inline_table_over_several_lines():
+    """TOML 1.1, which newer parsers read."""
+    lines = Lines("[t]\na = {\n  b = 1,\n  c = 2,\n}\nd = 1\n")
+    assert lines.of(("t", "d")) == 6
+    assert lines.of(("t", "a", "c")) == 2
+    assert lines.of(("t", "c")) == 1
+
+
 def test_windows_line_ends():
     assert Lines("a = 1\r\n\r\n[t]\r\nb = 2\r\n").of(("t", "b")) == 4
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ class FakeDriver:
 
     def device_count(self):
         self._asked("device_count")
+        time.sleep(0.01)  # long enough for another thread to come in between
         return len(self.gpus)
 
     def attribute(self, name, ordinal):

@@ -66,6 +66,7 @@ def test_one_instance_even_if_many_threads_ask_at_once(two_gpus):
         thread.join()
     assert len(found) == 8
     assert len(set(map(id, found))) == 1
+    assert two_gpus.calls.count(("name", 0)) == 1
 
 
 def test_a_live_device_takes_the_published_peaks_of_exactly_its_part(two_gpus, fake_driver, h200):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import platform
+import sys
+import types
 
 import pytest
 
 import cudnn_core
 from cudnn_core import _driver, _env
 from cudnn_core._errors import DriverError, HandleError
+from cudnn_core.testing._temporary import temporary_plugin
 
 
 def test_cuda_versions_are_asked_once(two_gpus):
@@ -49,3 +52,27 @@ def test_without_a_provider_the_version_is_0_and_the_rest_name_the_package(monke
     for call in (_env.backend_version_string, _env.get_last_error_string):
         with pytest.raises(HandleError, match=rf"{call.__name__}.*pip install \"cudnn-core\[backend\]\""):
             call()
+
+
+def test_the_provider_is_the_module_that_a_manifest_names(monkeypatch):
+    module = types.ModuleType("fake_cudnn_for_tests")
+    module.backend_version = lambda: 91000
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with temporary_plugin({"plugin": "fake_cudnn", "provides": {"backend": module.__name__}}, isolated=True):
+        assert _env.backend() is module
+        assert _env.backend_version() == 91000
+
+
+def test_a_provider_that_fails_to_import_is_named_instead_of_the_package_to_install():
+    manifest = {"plugin": "fake_cudnn", "provides": {"backend": "no_such_module_for_tests"}}
+    with temporary_plugin(manifest, isolated=True):
+        assert _env.backend_version() == 0
+        with pytest.raises(HandleError, match="no_such_module_for_tests"):
+            _env.backend_version_string()
+
+
+def test_no_plugin_no_backend():
+    with temporary_plugin({"plugin": "other"}, isolated=True):
+        assert _env.backend_version() == 0
+        with pytest.raises(HandleError, match=r"cudnn-core\[backend\]"):
+            _env.get_last_error_string()

@@ -500,6 +500,16 @@ def test_a_dropped_handle_frees_its_backend(two_gpus, backend):
     assert ("destroy", raw) in backend.calls
 
 
+def test_a_backend_is_left_to_the_process_at_exit(python):
+    """Destroying a backend while CUDA is being torn down can crash."""
+    code = """
+from cudnn_core._handle import create_handle
+kept = create_handle("cpu")
+kept.attach_backend(5, set_stream=lambda raw, stream: None, destroy=lambda raw: print("destroyed"), version=1)
+"""
+    assert python(code) == ""
+
+
 def test_reprs_name_device_stream_and_backend(two_gpus):
     assert repr(create_handle(1, stream=16)) == "<Handle cuda:1 stream=0x10>"
     assert repr(Handle(0xC010, 0, 0)) == "<Handle cuda:0 stream=0x0 backend=0xc010>"
@@ -509,7 +519,7 @@ def test_reprs_name_device_stream_and_backend(two_gpus):
 # Fork --------------------------------------------------------------------------------------------------------------
 
 FORK = """
-import os, warnings
+import gc, os, signal, threading, warnings
 warnings.simplefilter("ignore")
 from cudnn_core import _driver
 from cudnn_core._errors import HandleError
@@ -529,21 +539,32 @@ destroyed = []
 with _driver.use_driver(Driver()):
     gpu, cpu, default = create_handle(), create_handle("cpu"), default_handle(device_info(0))
     gpu.attach_backend(5, set_stream=lambda raw, stream: None, destroy=destroyed.append, version=1)
-    gpu.lock.acquire()
+    def hold():
+        with gpu.lock, _driver.lock:
+            held.set()
+            release.wait()
+    held, release = threading.Event(), threading.Event()
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
     read, write = os.pipe()
     if os.fork() == 0:
+        signal.alarm(20)  # a deadlock must not outlive the test
         out = []
         try:
             get_stream(gpu)
         except HandleError as error:
             out.append(str(error))
         out.append(get_stream(cpu))
-        out.append(gpu.lock.acquire(timeout=1))
+        out.append(gpu.lock.acquire(timeout=1) and _driver.lock.acquire(timeout=1))
         destroy_handle(gpu)
+        del gpu
+        gc.collect()
         out.append(destroyed)
         out.append(default_handle(device_info(0)) is not default)
         os.write(write, repr(out).encode())
         os._exit(0)
+    release.set()
     os.wait()
     print(os.read(read, 10000).decode())
     assert get_stream(gpu) == 0  # the parent's goes on

@@ -230,13 +230,17 @@ def test_locate_knows_namespace_packages_and_unknown_ones(site):
     assert locate("a_package_that_nobody_has")[0] == ()
 
 
-BACKENDS = {
-    "hatchling": ("hatchling.build", '[build-system]\nrequires=["hatchling"]\nbuild-backend="hatchling.build"\n'),
-    "setuptools": (
-        "setuptools.build_meta",
-        '[build-system]\nrequires=["setuptools"]\nbuild-backend="setuptools.build_meta"\n'
-        '[tool.setuptools]\npackages=["alpha"]\n[tool.setuptools.package-data]\nalpha=["*.toml"]\n',
-    ),
+BUILD_SYSTEM = {
+    "hatchling": '[build-system]\nrequires=["hatchling"]\nbuild-backend="hatchling.build"\n',
+    "setuptools": """
+        [build-system]
+        requires = ["setuptools"]
+        build-backend = "setuptools.build_meta"
+        [tool.setuptools]
+        packages = ["alpha"]
+        [tool.setuptools.package-data]
+        alpha = ["*.toml"]
+    """,
 }
 
 
@@ -250,7 +254,7 @@ def project(tmp_path, backend, layout):
         for file in leftover.iterdir():
             file.unlink()
         leftover.rmdir()
-    module, text = BACKENDS[backend]
+    text = textwrap.dedent(BUILD_SYSTEM[backend])
     text += (
         '[project]\nname = "acme-alpha"\nversion = "1.0"\n'
         f'[project.entry-points."{GROUP}"]\nalpha = "alpha:cudnn_plugin.toml"\n'
@@ -260,7 +264,7 @@ def project(tmp_path, backend, layout):
     if backend == "hatchling":
         text += f'[tool.hatch.build.targets.wheel]\npackages = ["{Path(layout, "alpha").as_posix()}"]\n'
     (tree / "pyproject.toml").write_text(text)
-    return tree, module
+    return tree, "hatchling.build" if backend == "hatchling" else "setuptools.build_meta"
 
 
 def build(tree, module, hook, out):

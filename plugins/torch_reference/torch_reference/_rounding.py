@@ -111,7 +111,7 @@ def encode(value: Tensor, dtype: str) -> Tensor:
     wide = value.to(torch.float64)
     magnitude = torch.where(torch.isnan(wide), 0.0, wide.abs())
     _, exponent = torch.frexp(magnitude)
-    exponent = torch.clamp(exponent.to(torch.int64) - 1, min=form.emin)
+    exponent = torch.where(magnitude == 0, form.emin, torch.clamp(exponent.to(torch.int64) - 1, min=form.emin))
     significand = (magnitude / _exp2(exponent - form.mantissa)).to(torch.int64)
     # A subnormal's significand lacks the hidden bit, so that adding the parts yields exponent field 0.
     code = ((exponent - form.emin) << form.mantissa) + significand
