@@ -175,7 +175,7 @@ def _dists(
         try:
             names = sorted(name for name in os.listdir(root) if name.endswith(_SUFFIXES))
         except NotADirectoryError:
-            for dist in _foreign(_metadata_of_file(root, broken), broken):
+            for dist in _foreign(root, broken):
                 yield dist, local
             continue
         except FileNotFoundError:
@@ -191,15 +191,26 @@ def _dists(
                 yield found, local
     if finders:
         for finder in sys.meta_path:
-            find = getattr(finder, "find_distributions", None)
             # The importlib_metadata backport's finder repeats what the path gave.
-            if find is None or getattr(finder, "__name__", type(finder).__name__) in (
-                "PathFinder",
-                "MetadataPathFinder",
-            ):
-                continue
-            for dist in _foreign(_metadata_of_finder(finder, broken), broken):
-                yield dist, False
+            name = getattr(finder, "__name__", type(finder).__name__)
+            if hasattr(finder, "find_distributions") and name not in ("PathFinder", "MetadataPathFinder"):
+                for dist in _foreign(finder, broken):
+                    yield dist, False
+
+
+def _foreign(source: Any, broken: list[Broken]) -> Iterator[_Dist]:
+    """The distributions of an archive (a path) or of a metadata finder, through ``importlib.metadata``."""
+    if isinstance(source, str):
+        import zipfile
+
+        if not zipfile.is_zipfile(source):
+            return
+    from ._metadata import read
+
+    found, failures = read(source)
+    broken.extend(Broken(place, reason) for place, reason in failures)
+    for name, version, place, text in found:
+        yield _Dist(name, version, place, text if b"cudnn_core." in text else b"")
 
 
 def _read(root: str, directory: str, broken: list[Broken], thorough: bool) -> _Dist | None:
@@ -342,47 +353,6 @@ def _is_site(directory: str) -> bool:
     except Exception:  # site is absent or cut down in embedded and frozen interpreters
         return False
     return any(_real(item) == directory for item in known)
-
-
-def _metadata_of_file(path: str, broken: list[Broken]) -> list[Any]:
-    import zipfile
-
-    if not zipfile.is_zipfile(path):
-        return []
-    from importlib.metadata import distributions
-
-    try:
-        return list(distributions(path=[path]))
-    except Exception as error:  # a damaged archive may raise anything
-        broken.append(Broken(path, f"{type(error).__name__}: {error}"))
-        return []
-
-
-def _metadata_of_finder(finder: Any, broken: list[Broken]) -> list[Any]:
-    from importlib.metadata import DistributionFinder
-
-    try:
-        return list(finder.find_distributions(DistributionFinder.Context()))
-    except Exception as error:  # a foreign finder may raise anything
-        name = getattr(finder, "__name__", type(finder).__name__)
-        broken.append(Broken(f"sys.meta_path: {name}", f"{type(error).__name__}: {error}"))
-        return []
-
-
-def _foreign(dists: Iterable[Any], broken: list[Broken]) -> Iterator[_Dist]:
-    """``importlib.metadata`` distributions in our form."""
-    for dist in dists:
-        place = str(getattr(dist, "_path", dist))
-        try:
-            name, version = dist.metadata["Name"], dist.metadata["Version"]
-            text = (dist.read_text("entry_points.txt") or "").encode("utf-8", "surrogateescape")
-        except Exception as error:  # as above
-            broken.append(Broken(place, f"{type(error).__name__}: {error}"))
-            continue
-        if not name:
-            broken.append(Broken(place, "its METADATA has no Name"))
-            continue
-        yield _Dist(str(name), str(version or ""), place, text if b"cudnn_core." in text else b"")
 
 
 def _decodes(text: bytes) -> bool:

@@ -94,7 +94,7 @@ class Layout:
         graph: FrozenGraph,
         device: DeviceInfo,
         defaults: Mapping[int, object],
-        aliases: frozenset[tuple[int, int]],
+        aliases: Mapping[tuple[int, int], int],
         ignored: Mapping[object, str],
     ) -> None:
         self.graph = graph
@@ -256,7 +256,12 @@ class Layout:
                 and 0 not in shape
             ):
                 raise ExecutionError(f"operand {label} has strides {tuple(stride)}, needs {want}", operand=label)
-        if type(value).__module__ == "torch" and slot.shape is not None and view.dtype == slot.dtype and not slot.by_value:
+        if (
+            type(value).__module__ == "torch"
+            and slot.shape is not None
+            and view.dtype == slot.dtype
+            and not slot.by_value
+        ):
             packed = slot.stride == packed_strides(slot.shape)
             self._fast[index] = (value.dtype, slot.shape, None if packed else slot.stride)
         if hasattr(value, "__dlpack__") and not hasattr(value, "data_ptr"):
@@ -333,7 +338,8 @@ class Layout:
             for slot, pointer, extent in zip(self.slots, pointers, extents, strict=True):
                 if pointer % slot.align:
                     raise ExecutionError(
-                        f"operand {slot.label} is at {pointer:#x}, not aligned to {slot.align} bytes", operand=slot.label
+                        f"operand {slot.label} is at {pointer:#x}, not aligned to {slot.align} bytes",
+                        operand=slot.label,
                     )
                 if pointer <= 0 and extent:
                     raise ExecutionError(f"operand {slot.label} has a null address", operand=slot.label)
@@ -342,11 +348,11 @@ class Layout:
             high = low + extent
             for other, size in others:
                 pointer = pointers[other]
-                if pointer < high and low < pointer + size and not (pointer == low and (out, other) in self._aliases):
-                    label, exact = self.slots[out].label, (out, other) in self._aliases
+                if pointer < high and low < pointer + size and pointer - low != self._aliases.get((out, other)):
+                    label, place = self.slots[out].label, self._aliases.get((out, other))
                     raise ExecutionError(
                         f"operand {label} overlaps operand {self.slots[other].label}"
-                        + (" and may only share its exact address" if exact else ""),
+                        + ("" if place is None else f", which may only lie {place} bytes after its start"),
                         operand=label,
                     )
         return merged

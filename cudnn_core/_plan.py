@@ -63,7 +63,7 @@ class Plan:
         device: DeviceInfo,
         handle: Handle | None = None,
         defaults: Mapping[int, object] | None = None,
-        aliases: frozenset[tuple[int, int]] = frozenset(),
+        aliases: Mapping[tuple[int, int], int] | None = None,
         ignored: Mapping[object, str] | None = None,
     ) -> None:
         self.graph = graph
@@ -73,7 +73,7 @@ class Plan:
         self.workspace_size = compiled.workspace_size
         self._compiled = compiled
         self._handle = handle
-        self._layout = Layout(graph, device, defaults or {}, aliases, ignored or {})
+        self._layout = Layout(graph, device, defaults or {}, aliases or {}, ignored or {})
         self._bind: Callable[[tuple[Operand, ...]], Runner] | None = getattr(compiled, "bind", None)
         self._runners: dict[Any, Runner] = {}
         self._token = object()

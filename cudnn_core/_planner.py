@@ -30,6 +30,7 @@ from ._candidates import (
 from ._context import build_device
 from ._decision import Decision, EngineDecision, nearest_decline, nearest_miss
 from ._declines import Decline
+from ._dtypes import nbytes
 from ._engine import CompiledPlan, ExecutionContext, PlanConfig
 from ._errors import BuildError, ExecutionError, NoEngineError
 from ._ops._table import lookup
@@ -39,7 +40,7 @@ from ._ranking import Candidate, Ranked, rank
 if TYPE_CHECKING:
     from ._config import Config
     from ._device import DeviceInfo
-    from ._graph._frozen import FrozenGraph
+    from ._graph._frozen import FrozenGraph, FrozenTensor
     from ._graph._tensor import Tensor
     from ._handle import Handle
     from ._registry import EngineEntry, Registry
@@ -431,17 +432,28 @@ def _announce(request: Request, entry: Entry, decision: Decision) -> None:
     call_isolated("cudnn_core_plan_selected", request.registry, decision=decision)
 
 
-def plan_aliases(graph: FrozenGraph) -> frozenset[tuple[int, int]]:
-    """(output slot, input slot) pairs that may be one buffer: the op allows it and nothing else reads the input."""
+def plan_aliases(graph: FrozenGraph) -> dict[tuple[int, int], int]:
+    """{(slot, other slot): bytes from the first's address to the other's}: an output and an input that may share memory
+    like this, in both directions. The op allows it, and nothing but the op reads the input."""
     slots = {tensor.index: slot for slot, tensor in enumerate(graph.operand_tensors())}
-    pairs = set()
+    pairs: dict[tuple[int, int], int] = {}
+
+    def allow(out: FrozenTensor | None, source: FrozenTensor | None, offset: int) -> None:
+        if out is None or source is None or out.index not in slots or source.index not in slots:
+            return
+        if out.dtype == source.dtype and len(source.consumers) == 1:
+            pairs[slots[out.index], slots[source.index]] = offset
+            pairs[slots[source.index], slots[out.index]] = -offset
+
     for node in graph.nodes:
-        for out_port, in_port in lookup(node.op).alias:
+        op = lookup(node.op)
+        for out_port, in_port in op.alias:
             out, source = node.outputs.get(out_port), node.inputs.get(in_port)
-            for item in source if isinstance(source, tuple) else (source,):
-                if out is None or item is None or out.index not in slots or item.index not in slots:
-                    continue
-                same = out.dtype == item.dtype and out.dim == item.dim and out.stride == item.stride
-                if same and len(item.consumers) == 1:
-                    pairs |= {(slots[out.index], slots[item.index]), (slots[item.index], slots[out.index])}
-    return frozenset(pairs)
+            if out is not None and source is not None and out.dim == source.dim and out.stride == source.stride:
+                allow(out, source, 0)
+        if op.in_place is not None and not graph.dims:
+            for out_port, in_port, position, elements in op.in_place(node):
+                source = node.inputs[in_port]
+                source = source[position] if isinstance(source, tuple) else source
+                allow(node.outputs[out_port], source, nbytes(source.dtype, elements))
+    return pairs

@@ -65,6 +65,7 @@ class PluginRecord:
         self._lock = threading.RLock()
         self._cells: dict[str, Cell] = {}
         self._computed: tuple[EngineSpec, ...] | None = None
+        self._registering = False
         self._hook_declines: tuple[Decline, ...] = ()
 
     def __repr__(self) -> str:
@@ -111,13 +112,18 @@ class PluginRecord:
         return self._once(f"module:{name}", name, f"{name}:", lambda: import_module(name))
 
     def computed(self) -> tuple[EngineSpec, ...]:
-        """Engines that the plugin's hooks registered; runs the hooks once. Empty while they run."""
-        if self._computed is None and self._has_hooks:
+        """Engines that the plugin's hooks registered; runs the hooks once. Empty for a hook that asks while it runs."""
+        if self._computed is None:
             with self._lock:
+                if self._registering:
+                    return ()
                 if self._computed is None:
-                    self._computed = ()  # what a hook that asks for the registry gets to see
-                    self._computed = self._run_register()
-        return self._computed or ()
+                    self._registering = True
+                    try:
+                        self._computed = self._run_register() if self._has_hooks else ()
+                    finally:
+                        self._registering = False
+        return self._computed
 
     def hook_declines(self) -> tuple[Decline, ...]:
         """Why the hook modules can't be used; known after ``computed``."""

@@ -72,7 +72,11 @@ fi
 
 torch=$(grep -E '^torch==' $requirements)
 if [ -n "${TORCH_INDEX-}" ]; then
+  if [ "$(cat "$venv/.torch_index" 2>/dev/null)" != "$TORCH_INDEX" ]; then # another build of the same version
+    "$python" -m pip uninstall -y torch >>"$log" 2>&1
+  fi
   step "installing $torch from $TORCH_INDEX" pip --index-url "$TORCH_INDEX" "$torch"
+  echo "$TORCH_INDEX" >"$venv/.torch_index"
 elif has_nvidia_driver; then
   step "installing $torch" pip "$torch"
 elif "$python" -c "import importlib.metadata as m, sys; sys.exit(not m.version('torch').startswith(sys.argv[1]))" \

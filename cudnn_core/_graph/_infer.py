@@ -158,13 +158,20 @@ def _check_output_layout(tensor: Tensor, node: GraphNode, port: str) -> None:
         for size, stride in zip(tensor.dim or (), tensor.stride or (), strict=True)
         if isinstance(size, int) and isinstance(stride, int) and size > 1
     ]
-    for stride, size in pairs:
-        if stride == 0:
+    reach = 0  # of the dimensions with smaller strides; a stride within it may meet an element again
+    for stride, size in sorted(pairs):
+        if stride <= reach:
+            what = (
+                "stride 0"
+                if stride == 0
+                else f"stride {stride} inside the {reach + 1} elements of its inner dimensions"
+            )
             raise GraphError(
-                f"output {tensor.label} has stride 0 over a size of {size}: it would write an element twice",
+                f"output {tensor.label} has {what} over a size of {size}: its elements would overlap",
                 node=node.label,
                 port=port,
             )
+        reach += stride * (size - 1)
 
 
 def _check_dims(graph: Graph) -> None:

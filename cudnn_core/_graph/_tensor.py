@@ -34,8 +34,8 @@ def extents(values: object, where: str, *, strides: bool = False) -> tuple[Exten
             number = value.__index__()
         except AttributeError:
             raise GraphError(f"{where} must hold ints or Dims, got {value!r}") from None
-        if isinstance(value, bool) or (number < 0 and not strides):
-            raise GraphError(f"{where} must hold sizes >= 0, got {value!r}")
+        if isinstance(value, bool) or number < 0:
+            raise GraphError(f"{where} must hold {'strides' if strides else 'sizes'} >= 0, got {value!r}")
         result.append(number)
     return tuple(result)
 

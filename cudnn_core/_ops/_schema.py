@@ -150,7 +150,9 @@ class Op:
     builders   method name -> (params, prepare). ``prepare(graph, arguments) -> {port or attr: value}`` rewrites the
                bound arguments where a name alone can't say it; None: by the params' names
     reference  "module:function" of a PyTorch reference for a plugin's own op (see docs/writing-an-engine.md)
-    alias      (output port, input port) pairs that may share memory exactly
+    alias      (output port, input port) pairs that may share memory exactly, if layouts and types are equal
+    in_place   frozen node with int sizes -> (output port, input port, position in a variadic port, offset in elements):
+               inputs that may lie inside an output's memory, at this offset
     doc        one sentence, then shapes; shown as the builder's docstring
     """
 
@@ -162,6 +164,7 @@ class Op:
         "dims",
         "doc",
         "group",
+        "in_place",
         "infer",
         "inputs",
         "name",
@@ -187,6 +190,7 @@ class Op:
         builders: Mapping[str, tuple[tuple[Param, ...], Callable[..., dict[str, Any]] | None]] | None = None,
         reference: str = "",
         alias: tuple[tuple[str, str], ...] = (),
+        in_place: Callable[[Any], Iterable[tuple[str, str, int, int]]] | None = None,
         doc: str = "",
     ) -> None:
         self.name = name
@@ -202,6 +206,7 @@ class Op:
         self.builders = dict(builders or {})
         self.reference = reference
         self.alias = alias
+        self.in_place = in_place
         self.doc = doc
 
     def __repr__(self) -> str:

@@ -196,6 +196,8 @@ def _validate_slice(node: Node) -> Iterable[Problem]:
 
 def _infer_concatenate(node: Node) -> Mapping[str, TensorSpec]:
     tensors, axis = node.inputs["inputs"], node.attrs["axis"]
+    if not tensors:
+        return {"Y": TensorSpec()}
     first = tensors[0]
     dtype = _known(first.dtype)
     dims = [tensor.dim for tensor in tensors]
@@ -241,6 +243,15 @@ def _validate_concatenate(node: Node) -> Iterable[Problem]:
     return check.problems
 
 
+def _in_place(node: Node) -> Iterable[tuple[str, str, int, int]]:
+    """The input that already lies in Y: it has Y's strides and starts where the inputs before it end."""
+    place, axis = node.attrs["in_place_index"], node.attrs["axis"]
+    if place is None or node.inputs["inputs"][place].stride != node.outputs["Y"].stride:
+        return ()
+    before = sum(tensor.dim[axis] for tensor in node.inputs["inputs"][:place])
+    return (("Y", "inputs", place, before * node.outputs["Y"].stride[axis]),)
+
+
 ROWS: tuple[Op, ...] = (
     Op(
         "reshape",
@@ -253,7 +264,6 @@ ROWS: tuple[Op, ...] = (
         operands={"A": "input", "C": "Y"},
         cost=_cost,
         builders={"reshape": ((Param("input"), Param("reshape_mode", None), *TAIL_OUT_DIMS), None)},
-        alias=(("Y", "input"),),
         doc="Y has the input's elements under another shape, which the caller sets (out_dims or set_dim). VIEW_ONLY "
         "keeps the order in memory: both tensors are dense, and Y's element at memory offset i is the input's at i. "
         "LOGICAL keeps the row-major order of indices, whatever the strides.",
@@ -307,7 +317,7 @@ ROWS: tuple[Op, ...] = (
                 None,
             )
         },
-        alias=(("Y", "inputs"),),
+        in_place=_in_place,
         doc="Y = the inputs one after the other along ``axis``; every other axis agrees. ``in_place_index`` says that "
         "this input already lies in its place in Y's memory.",
     ),

@@ -102,7 +102,3 @@ def dim_of(node, port=None):
 
 def cost_of(node):
     return node.row.cost(node)
-
-
-def is_valid(node):
-    return problems(node) == []

@@ -13,7 +13,11 @@ def sdpa(
     q=(B, H, SQ, D), k=(B, 4, SKV, D), v=(B, 4, SKV, D), dtype="float16", k_dtype="float16", q_fields=None, **kwargs
 ):
     return call(
-        "sdpa", tensor(*q, dtype=dtype, **(q_fields or {})), tensor(*k, dtype=k_dtype), tensor(*v, dtype=dtype), **kwargs
+        "sdpa",
+        tensor(*q, dtype=dtype, **(q_fields or {})),
+        tensor(*k, dtype=k_dtype),
+        tensor(*v, dtype=dtype),
+        **kwargs,
     )
 
 
@@ -112,9 +116,7 @@ SDPA = {
         "not positive",
     ),
     "too few pages": (
-        lambda: sdpa(
-            **{**PAGED, "paged_attention_v_table": index(B, 1, 15, 1)}, paged_attention_max_seq_len_kv=256
-        ),
+        lambda: sdpa(**{**PAGED, "paged_attention_v_table": index(B, 1, 15, 1)}, paged_attention_max_seq_len_kv=256),
         "paged_attention_v_table",
         "too few pages",
     ),
@@ -142,6 +144,12 @@ SDPA = {
         lambda: sdpa(dropout=(tensor(3, 1, SQ, SKV), scalar())),
         "dropout_mask",
         "does not broadcast",
+    ),
+    "rank of dropout mask": (lambda: sdpa(dropout=(tensor(SQ, SKV), scalar())), "dropout_mask", "wrong rank"),
+    "type of dropout mask": (
+        lambda: sdpa(dropout=(tensor(1, 1, SQ, SKV, dtype="fp8_e8m0"), scalar())),
+        "dropout_mask",
+        "data type",
     ),
     "shape of dropout scale": (
         lambda: sdpa(dropout=(tensor(1, 1, SQ, SKV), tensor(2))),

@@ -50,7 +50,9 @@ def test_data_movement():
     assert cost_of(node) == (0, (6 + 12 + 18) * 4, False, "float32")
 
 
-@pytest.mark.parametrize(("op", "bias", "each"), [("layernorm", True, 7), ("layernorm", False, 6), ("rmsnorm", True, 5)])
+@pytest.mark.parametrize(
+    ("op", "bias", "each"), [("layernorm", True, 7), ("layernorm", False, 6), ("rmsnorm", True, 5)]
+)
 def test_norms(op, bias, each):
     node = call(op, tensor(5, 8), tensor(1, 8), tensor(1, 8) if bias else None, scalar(), "INFERENCE")
     assert cost_of(node).flops == each * 40

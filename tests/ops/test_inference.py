@@ -252,7 +252,16 @@ def test_linear_attention(op, heads, values):
     value = tensor(tokens, values, v, dtype="bfloat16")
     initial = tensor(3, both, v, k)
     node = call(
-        op, q, q, value, gate, tensor(tokens, both), index(4), initial, output_final_state=True, checkpoint_every_n_tokens=4
+        op,
+        q,
+        q,
+        value,
+        gate,
+        tensor(tokens, both),
+        index(4),
+        initial,
+        output_final_state=True,
+        checkpoint_every_n_tokens=4,
     )
     grouped = [meta(like=x).repeat_interleave(both // x.dim[1], 1) for x in (q, value)]
     update = torch.einsum("thv,thk->thvk", grouped[1], grouped[0])
@@ -273,7 +282,19 @@ def test_final_state_of_a_pool_has_the_pools_rows_and_type():
     q, gate = tensor(10, 1, 4), tensor(10, 1)
     pool = tensor(9, 1, 4, 4, dtype="bfloat16")
     node = call(
-        "gdn", q, q, q, gate, gate, index(3), pool, None, None, index(2), output_final_state=True, overwrite_initial_state=True
+        "gdn",
+        q,
+        q,
+        q,
+        gate,
+        gate,
+        index(3),
+        pool,
+        None,
+        None,
+        index(2),
+        output_final_state=True,
+        overwrite_initial_state=True,
     )
     assert problems(node) == []
     assert dim_of(node, "final_state") == (9, 1, 4, 4)

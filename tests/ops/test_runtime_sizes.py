@@ -73,6 +73,10 @@ def test_convolution():
     valid(call("conv_fprop", tensor(N, 4, 9, 8), tensor(6, 4, 3, 3)), (N, 6, 7, 6))
     valid(call("conv_fprop", tensor(1, 4, M), tensor(6, 4, 3), padding=[1]), (1, 6, M))
     assert dim_of(call("conv_fprop", tensor(1, 4, M), tensor(6, 4, 3))) is None
+    assert problems(call("conv_fprop", tensor(1, 4, M), tensor(6, 4, 3), out_dims=(1, 6, N))) == []
+    assert ports_with_problems(call("conv_fprop", tensor(1, 4, M), tensor(6, 4, 3), out_dims=(1, 5, N))) == ["Y"]
+    valid(call("conv_fprop", tensor(1, M, 9), tensor(6, M, 3)), (1, 6, 7))
+    assert ports_with_problems(call("conv_fprop", tensor(1, M, 9), tensor(6, N, 3))) == ["weight"]
 
 
 def test_block_scaling():
@@ -104,3 +108,6 @@ def test_linear_attention():
     assert dim_of(node, "final_state") == (N, 2, 64, 64)
     assert node.row.dims(node)["sequences"] == N
     assert ports_with_problems(call("gdn", q, q, q, tensor(N, 2), gate, index(4))) == ["g"]
+    heads, gate = tensor(9, M, 64), tensor(9, M)
+    valid(call("gdn", heads, heads, heads, gate, gate, index(4)), (9, M, 64))
+    assert ports_with_problems(call("gdn", heads, heads, tensor(9, N, 64), gate, gate, index(4))) == ["v"]

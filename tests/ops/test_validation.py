@@ -158,6 +158,7 @@ CASES = {
         "Y",
         "does not convert",
     ),
+    "concatenate of nothing": (lambda: call("concatenate", axis=0, inputs=[], out_dims=(1,)), "inputs", "is empty"),
     "concatenate in place": (
         lambda: call("concatenate", axis=0, in_place_index=2, inputs=[tensor(2, 3), tensor(2, 3)]),
         "in_place_index",
@@ -223,6 +224,20 @@ CASES = {
         lambda: quantize((1, 8, 64), groups=tensor(3), reordering="F8_128x4"),
         "group_offset",
         "data type",
+    ),
+    "quantize grouped Y": (
+        lambda: call(
+            "block_scale_quantize",
+            tensor(1, 8, 64),
+            index(3),
+            32,
+            _out={
+                "Y": {"dtype": "fp8_e4m3", "dim": (1, 8, 32)},
+                "scale": {"dtype": "fp8_e8m0", "reordering": "F8_128x4"},
+            },
+        ),
+        "Y",
+        "wrong shape",
     ),
     # moe
     "moe token rank": (lambda: moe(token=(12, 16)), "token", "wrong rank"),

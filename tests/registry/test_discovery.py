@@ -213,6 +213,20 @@ def test_an_import_hook_that_raises_costs_only_the_plugin(site, monkeypatch):
     assert "hook" in found.problem.actual
 
 
+def test_the_doctors_second_opinion_reports_what_only_one_side_finds(site, monkeypatch):
+    from cudnn_core._metadata import differences
+
+    write_plugin(site, "alpha")
+    write_dist(site, "nameless", entry_points=f"[{GROUP}]\nx = x:p.toml\n", metadata="Metadata-Version: 2.1\n")
+    monkeypatch.setattr(sys, "path", [str(site)])
+    found = scan()
+    assert differences(found) == []
+    write_plugin(site, "late")
+    assert differences(found) == ["the scan misses late of acme-late"]
+    monkeypatch.setattr(sys, "path", [])
+    assert differences(found) == ["importlib.metadata does not list alpha of acme-alpha"]
+
+
 @pytest.mark.parametrize(
     "value",
     ["alpha", "alpha.sub:cudnn_plugin.toml", "alpha:Engine", "alpha:../secret.toml", "alpha:cudnn_plugin.toml [extra]"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,43 @@ def cudnn_core_register(registrar):
     assert [str(entry) for entry in _registry.current().engines] == ["alpha:main@1", "alpha:late@1"]
 
 
+WRAPPER = """
+import pluggy
+
+@pluggy.HookimplMarker("cudnn_core")(wrapper=True)
+def cudnn_core_register(registrar):
+    return (yield)
+"""
+
+
+def test_threads_that_ask_first_all_see_the_computed_engines(site, registry_of, monkeypatch):
+    hooks = """
+import time
+
+def cudnn_core_register(registrar):
+    time.sleep(0.05)
+    registrar.engine("slow", "alpha:Engine", ops=["*"])
+"""
+    with_hooks(site, "alpha", hooks)
+    with _registry.installed_on([]):
+        monkeypatch.setattr(
+            _registry, "_state", _registry._State(_registry._Catalogue(_registry._Installed([str(site)])), {})
+        )
+        start = threading.Barrier(4)
+        found = []
+
+        def ask():
+            start.wait()
+            found.append([str(entry) for entry in _registry.current().engines])
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert found == [["alpha:main@1", "alpha:slow@1"]] * 4
+
+
 @pytest.mark.parametrize(
     ("hooks", "code", "text"),
     [
@@ -112,8 +150,7 @@ def cudnn_core_register(registrar):
         ("import absent_module\n", "dep.import_failed", "absent_module"),
         ("raise ValueError('boom')\n", "plugin.broken", "boom"),
         (
-            "import pluggy\n@pluggy.HookimplMarker('cudnn_core')(wrapper=True)\n"
-            "def cudnn_core_register(registrar):\n    return (yield)\n",
+            WRAPPER,
             "plugin.broken",
             "wrapper",
         ),

@@ -441,6 +441,25 @@ def test_a_json_manifest_error_names_field_and_file(site, registry_of):
     assert decline.origin == str(site / "alpha" / "cudnn_plugin.json")
 
 
+def test_a_snapshot_of_what_was_replaced_while_it_was_made_is_not_published(site, registry_of, config):
+    write_plugin(site, "alpha")
+    registry_of()
+
+    class Refreshing(Config):
+        calls = 0
+
+        def plugin_declines(self, plugin):
+            Refreshing.calls += 1
+            if Refreshing.calls == 1:
+                _registry._change_temporaries(lambda items: items)  # what another thread may do at this point
+            return []
+
+    config(Refreshing())
+    registry = _registry.current()
+    assert registry._catalogue is _registry._state.catalogue
+    assert _registry.current() is registry
+
+
 def test_engines_stand_in_a_stable_order(site, registry_of):
     for name in ("zeta", "alpha", "mid"):
         write_plugin(site, name)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import torch
-from cudnn_core import ExecutionContext, FrozenGraph, Operand, VariantPack
-from cudnn_core._dims import packed_strides
-from cudnn_core._dtypes import data_type
-from cudnn_core._graph._frozen import FrozenNode, FrozenTensor
 from torch_reference import evaluate
 from torch_reference._engine import Eager
 from torch_reference._memory import Layout
 from torch_reference._rounding import NATIVE
 
-CPU = SimpleNamespace(type="cpu", ordinal=None)
+from cudnn_core import ExecutionContext, FrozenGraph, FrozenNode, FrozenTensor, Operand, VariantPack, data_type
+
+# The same tests run on a GPU with REFERENCE_TEST_DEVICE=cuda.
+DEVICE = os.environ.get("REFERENCE_TEST_DEVICE", "cpu")
+
+
+def row_major(dim):
+    strides, step = [], 1
+    for size in reversed(dim):
+        strides.append(step)
+        step = step * size if size != 0 else step
+    return tuple(reversed(strides))
 
 
 class Net:
@@ -24,7 +32,7 @@ class Net:
         self.specs, self.nodes = {}, []
 
     def t(self, name, dtype, dim, stride=None, **fields):
-        stride = packed_strides(dim) if stride is None else stride
+        stride = row_major(dim) if stride is None else stride
         self.specs[name] = dict(dtype=data_type(dtype), dim=tuple(dim), stride=tuple(stride), **fields)
         return name
 
@@ -85,7 +93,7 @@ def single(op, inputs, outputs, attrs=None, compute="float32"):
 
 
 def context():
-    return ExecutionContext(None, CPU)
+    return ExecutionContext(None, SimpleNamespace(type=DEVICE, ordinal=0 if DEVICE == "cuda" else None))
 
 
 def reasons(graph):
@@ -101,30 +109,41 @@ def oracle(graph, values, **options):
 
 
 def run(graph, values, fill=0xA5, through="execute", sizes=None):
-    """Check, build and run on the CPU; name -> storage. Outputs are fresh unless given among ``values``."""
+    """Check, build and run on DEVICE; name -> storage. Outputs are fresh unless given among ``values``."""
     engine, ctx = Eager(), context()
     verdict = engine.check_support(graph, ctx)
     assert verdict, verdict
     plan = engine.build_plan(graph, verdict.configs[0], ctx)
     assert plan.workspace_size == 0
     sized = graph.at(sizes or {})
-    operands, pointers, keep, outputs = [], [], [], {}
+    moved = {}
+
+    def at_device(tensor):
+        return moved.setdefault(id(tensor), (tensor, tensor.to(DEVICE)))[1]
+
+    operands, pointers, outputs = [], [], {}
     for tensor in sized.operand_tensors():
         layout = Layout(str(tensor.dtype), tensor.dim, tensor.stride)
         given = values.get(tensor.name)
         if given is None:
             assert tensor.role == "output", tensor
-            elements = max(layout.nbytes // NATIVE.get(layout.dtype, torch.uint8).itemsize, 1)
-            given = torch.full((elements * NATIVE.get(layout.dtype, torch.uint8).itemsize,), fill, dtype=torch.uint8)
+            itemsize = NATIVE.get(layout.dtype, torch.uint8).itemsize
+            given = torch.full((max(-(-layout.nbytes // itemsize), 1) * itemsize,), fill, dtype=torch.uint8)
         if tensor.role == "output":
             outputs[tensor.name] = (given, layout)
-        keep.append(given)
-        pointers.append(given.data_ptr())
-        operands.append(Operand(tensor.uid, tensor.name, tensor.dtype, tensor.dim, tensor.stride, tensor.role, tensor.by_value))
+        pointers.append((given if tensor.by_value else at_device(given)).data_ptr())
+        operands.append(
+            Operand(tensor.uid, tensor.name, tensor.dtype, tensor.dim, tensor.stride, tensor.role, tensor.by_value)
+        )
     if through == "execute":
         plan.execute(VariantPack(tuple(operands), tuple(pointers)), ctx)
     else:
-        plan.bind(tuple(operands))(tuple(pointers), 0, 0)
+        plan.bind(tuple(operands))(tuple(pointers), 0, ctx.stream)
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
+        with torch.no_grad():
+            for host, device in moved.values():
+                host.copy_(device)
     return {name: _view(*held) for name, held in outputs.items()}
 
 

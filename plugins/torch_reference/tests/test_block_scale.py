@@ -17,7 +17,12 @@ CPU = torch.device("cpu")
 def test_dequantize_row_blocks():
     x, s = rand(2, 3, 8), rand(2, 3, 2, seed=1)
     inputs = {"input": ("float32", (2, 3, 8)), "descale": ("float32", (2, 3, 2))}
-    graph = single("block_scale_dequantize", inputs, {"Y": ("float32", (2, 3, 8))}, {"block_size": [1, 4], "is_negative_scale": False})
+    graph = single(
+        "block_scale_dequantize",
+        inputs,
+        {"Y": ("float32", (2, 3, 8))},
+        {"block_size": [1, 4], "is_negative_scale": False},
+    )
     out = run(graph, {"input": x, "descale": s})["Y"]
     assert all(out[b, i, j] == x[b, i, j] * s[b, i, j // 4] for b in range(2) for i in range(3) for j in range(8))
 
@@ -29,6 +34,20 @@ def test_dequantize_column_blocks(block):
     graph = single("block_scale_dequantize", inputs, {"Y": ("float32", (2, 8, 3))}, {"block_size": block})
     out = run(graph, {"input": x, "descale": s})["Y"]
     torch.testing.assert_close(out, x * s.repeat_interleave(4, 1), rtol=0, atol=0)
+
+
+def test_dequantize_column_blocks_whose_scales_are_declared_as_they_lie_in_tiles():
+    x = rand(1, 128, 128)
+    codes = torch.randint(100, 140, (128, 4), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    memory = torch.zeros(512, dtype=torch.uint8)
+    store(memory.data_ptr(), Layout("fp8_e8m0", (128, 4), (4, 1), "F8_128x4"), decode(codes, "fp8_e8m0"), CPU)
+    net = Net()
+    net.t("x", "float32", (1, 128, 128))
+    net.t("s", "fp8_e8m0", (1, 128, 4), reordering="F8_128x4")
+    net.t("y", "float32", (1, 128, 128))
+    net.op("block_scale_dequantize", {"input": "x", "descale": "s"}, {"Y": "y"}, {"block_size": [32, 1]})
+    out = run(net.frozen(), {"x": x, "s": memory})["y"][0]
+    assert torch.equal(out, x[0] * decode(codes, "fp8_e8m0").T.repeat_interleave(32, 0))
 
 
 def test_nvfp4_matmul_with_tiled_scales():
@@ -117,7 +136,12 @@ def test_quantize_then_dequantize_is_the_identity_on_representable_blocks():
     net.t("y", "fp4_e2m1", (1, 8), role="virtual")
     net.t("s", "fp8_e8m0", (1, 2), role="virtual")
     net.t("z", "float32", (1, 8))
-    net.op("block_scale_quantize", {"input": "x"}, {"Y": "y", "scale": "s"}, {"block_size": 4, "axis": None, "transpose": False})
+    net.op(
+        "block_scale_quantize",
+        {"input": "x"},
+        {"Y": "y", "scale": "s"},
+        {"block_size": 4, "axis": None, "transpose": False},
+    )
     net.op("block_scale_dequantize", {"input": "y", "descale": "s"}, {"Y": "z"}, {"block_size": [1, 4]})
     assert run(net.frozen(), {"x": x})["z"][0].tolist() == x.tolist()
 
@@ -129,7 +153,12 @@ def test_quantize_writes_padded_tiles_and_zero_padding():
     net.t("x", "float32", dim)
     net.t("y", "fp8_e4m3", dim)
     net.t("s", "fp8_e8m0", padded, reordering="F8_128x4")
-    net.op("block_scale_quantize", {"input": "x"}, {"Y": "y", "scale": "s"}, {"block_size": 32, "axis": None, "transpose": False})
+    net.op(
+        "block_scale_quantize",
+        {"input": "x"},
+        {"Y": "y", "scale": "s"},
+        {"block_size": 32, "axis": None, "transpose": False},
+    )
     out = run(net.frozen(), {"x": x})
     tiled = load(out["s"].data_ptr(), Layout("fp8_e8m0", padded, (512, 4, 1), "F8_128x4"), CPU)[0]
     amax = x[0].abs().reshape(100, 2, 32).amax(-1).double() / 448
@@ -144,7 +173,12 @@ def test_column_quantize_into_transposed_tiles():
     net.t("x", "float32", dim)
     net.t("y", "fp8_e4m3", dim)
     net.t("s", "fp8_e8m0", scale_dim, reordering="F8_128x4")
-    net.op("block_scale_quantize", {"input": "x"}, {"Y": "y", "scale": "s"}, {"block_size": 32, "axis": 1, "transpose": True})
+    net.op(
+        "block_scale_quantize",
+        {"input": "x"},
+        {"Y": "y", "scale": "s"},
+        {"block_size": 32, "axis": 1, "transpose": True},
+    )
     out = run(net.frozen(), {"x": x})
     tiled = load(out["s"].data_ptr(), Layout("fp8_e8m0", scale_dim, (512, 4, 1), "F8_128x4"), CPU)[0]
     amax = x[0].abs().reshape(4, 32, 128).amax(1).T.double() / 448
@@ -164,7 +198,9 @@ def test_nan_and_infinite_blocks():
 
 def test_what_is_not_implemented_is_declined_by_attribute():
     inputs = {"input": ("float32", (1, 8)), "descale": ("float32", (1, 2))}
-    graph = single("block_scale_dequantize", inputs, {"Y": ("float32", (1, 8))}, {"block_size": [4], "is_negative_scale": True})
+    graph = single(
+        "block_scale_dequantize", inputs, {"Y": ("float32", (1, 8))}, {"block_size": [4], "is_negative_scale": True}
+    )
     assert reasons(graph) == [("op.attribute", "block_scale_dequantize.is_negative_scale")]
     inputs = {"input": ("float32", (1, 8)), "group_offset": ("int32", (2, 1, 1))}
     graph = single("block_scale_quantize", inputs, {"Y": ("fp8_e4m3", (1, 8)), "scale": ("fp8_e8m0", (1, 2))},

@@ -19,18 +19,27 @@ D = torch.float64
 
 @pytest.mark.parametrize(
     ("a", "b", "c"),
-    [((3, 5), (5, 2), (3, 2)), ((2, 1, 3, 5), (1, 4, 5, 2), (2, 4, 3, 2)), ((2, 3, 0), (2, 0, 4), (2, 3, 4)), ((0, 5), (5, 2), (0, 2))],
+    [
+        ((3, 5), (5, 2), (3, 2)),
+        ((2, 1, 3, 5), (1, 4, 5, 2), (2, 4, 3, 2)),
+        ((2, 3, 0), (2, 0, 4), (2, 3, 4)),
+        ((0, 5), (5, 2), (0, 2)),
+    ],
 )
 def test_matmul_broadcasts_batches(a, b, c):
     x, y = rand(*a, dtype=D), rand(*b, seed=1, dtype=D)
-    graph = single("matmul", {"A": ("float64", a), "B": ("float64", b)}, {"C": ("float64", c)}, {"padding": 0.0}, "float64")
+    graph = single(
+        "matmul", {"A": ("float64", a), "B": ("float64", b)}, {"C": ("float64", c)}, {"padding": 0.0}, "float64"
+    )
     out = run(graph, {"A": x, "B": y})["C"]
     np.testing.assert_allclose(out.numpy(), np.matmul(x.numpy(), y.numpy()), rtol=1e-13, atol=1e-13)
 
 
 def test_matmul_reads_column_major_operands_and_rounds_once_to_bf16():
     x, w = rand(8, 64, dtype=torch.bfloat16), rand(32, 64, seed=1, dtype=torch.bfloat16)
-    graph = single("matmul", {"A": ("bfloat16", (8, 64)), "B": ("bfloat16", (64, 32), (1, 64))}, {"C": ("bfloat16", (8, 32))})
+    graph = single(
+        "matmul", {"A": ("bfloat16", (8, 64)), "B": ("bfloat16", (64, 32), (1, 64))}, {"C": ("bfloat16", (8, 32))}
+    )
     exact = x.double() @ w.double().T
     out = run(graph, {"A": x, "B": w})["C"]
     assert (out.double() - exact).abs().max() <= 2**-8 * exact.abs().max()
@@ -41,7 +50,9 @@ def test_int8_matmul_is_exact():
     a = torch.full((1, 1, 4096), -128, dtype=torch.int8)
     b = torch.full((1, 4096, 1), -128, dtype=torch.int8)
     b[0, 0, 0] = 1
-    graph = single("matmul", {"A": ("int8", (1, 1, 4096)), "B": ("int8", (1, 4096, 1))}, {"C": ("int32", (1, 1, 1))}, {}, "int32")
+    graph = single(
+        "matmul", {"A": ("int8", (1, 1, 4096)), "B": ("int8", (1, 4096, 1))}, {"C": ("int32", (1, 1, 1))}, {}, "int32"
+    )
     assert run(graph, {"A": a, "B": b})["C"].item() == 4095 * 16384 - 128
 
 
@@ -135,8 +146,12 @@ def test_grouped_reduction(offsets, count):
 
 def test_logical_reshape_goes_by_index_and_view_reshape_by_memory():
     x = torch.arange(6, dtype=torch.float32)  # [2, 3] column-major: element (i, j) is i + 2 j
-    logical = single("reshape", {"input": ("float32", (2, 3), (1, 2))}, {"Y": ("float32", (6,))}, {"reshape_mode": "LOGICAL"})
-    view = single("reshape", {"input": ("float32", (2, 3), (1, 2))}, {"Y": ("float32", (6,))}, {"reshape_mode": "VIEW_ONLY"})
+    logical = single(
+        "reshape", {"input": ("float32", (2, 3), (1, 2))}, {"Y": ("float32", (6,))}, {"reshape_mode": "LOGICAL"}
+    )
+    view = single(
+        "reshape", {"input": ("float32", (2, 3), (1, 2))}, {"Y": ("float32", (6,))}, {"reshape_mode": "VIEW_ONLY"}
+    )
     assert run(logical, {"input": x})["Y"].tolist() == [0, 2, 4, 1, 3, 5]
     assert run(view, {"input": x})["Y"].tolist() == [0, 1, 2, 3, 4, 5]
 
@@ -156,7 +171,9 @@ def test_view_reshape_of_a_virtual_tensor_swaps_dims_by_strides():
 
 def test_transpose_slice_concatenate():
     x = rand(2, 3, 4)
-    graph = single("transpose", {"input": ("float32", (2, 3, 4))}, {"Y": ("float32", (4, 2, 3))}, {"permutation": [2, 0, 1]})
+    graph = single(
+        "transpose", {"input": ("float32", (2, 3, 4))}, {"Y": ("float32", (4, 2, 3))}, {"permutation": [2, 0, 1]}
+    )
     assert torch.equal(run(graph, {"input": x})["Y"], x.permute(2, 0, 1))
     slices = [[0, 2, 1], [1, 3, 1], [1, None, 2]]
     graph = single("slice", {"input": ("float32", (2, 3, 4))}, {"Y": ("float32", (2, 2, 2))}, {"slices": slices})
@@ -177,7 +194,9 @@ def test_structural_ops_keep_integers_exact():
 # norms
 
 
-@pytest.mark.parametrize(("dim", "scale"), [((4, 6, 1, 1), (1, 6, 1, 1)), ((2, 3, 8), (1, 1, 8)), ((2, 3, 4), (1, 3, 4))])
+@pytest.mark.parametrize(
+    ("dim", "scale"), [((4, 6, 1, 1), (1, 6, 1, 1)), ((2, 3, 8), (1, 1, 8)), ((2, 3, 4), (1, 3, 4))]
+)
 @pytest.mark.parametrize("phase", ["TRAINING", "INFERENCE"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_layernorm(dim, scale, phase, bias):
@@ -231,9 +250,13 @@ def test_epsilon_is_read_from_the_host_as_a_by_value_operand():
 
 
 CONV = [
-    ((2, 3, 9), (4, 3, 3), dict(stride=[2], dilation=[1], pre=[1], post=[1])),
-    ((2, 4, 6, 7), (6, 2, 3, 2), dict(stride=[1, 2], dilation=[2, 1], pre=[2, 0], post=[2, 0])),
-    ((1, 2, 4, 5, 6), (3, 2, 2, 2, 3), dict(stride=[1, 1, 2], dilation=[1, 2, 1], pre=[0, 1, 1], post=[0, 1, 1])),
+    ((2, 3, 9), (4, 3, 3), {"stride": [2], "dilation": [1], "pre": [1], "post": [1]}),
+    ((2, 4, 6, 7), (6, 2, 3, 2), {"stride": [1, 2], "dilation": [2, 1], "pre": [2, 0], "post": [2, 0]}),
+    (
+        (1, 2, 4, 5, 6),
+        (3, 2, 2, 2, 3),
+        {"stride": [1, 1, 2], "dilation": [1, 2, 1], "pre": [0, 1, 1], "post": [0, 1, 1]},
+    ),
 ]
 
 
@@ -245,22 +268,52 @@ def test_conv_fprop(image, weight, p, mode):
     function = (F.conv1d, F.conv2d, F.conv3d)[len(image) - 3]
     filters = w if mode == "CROSS_CORRELATION" else w.flip(list(range(2, w.ndim)))
     expected = function(x, filters, stride=p["stride"], padding=p["pre"], dilation=p["dilation"], groups=groups)
-    attrs = {"pre_padding": p["pre"], "post_padding": p["post"], "stride": p["stride"], "dilation": p["dilation"], "convolution_mode": mode}
-    graph = single("conv_fprop", {"image": ("float64", image), "weight": ("float64", weight)}, {"Y": ("float64", tuple(expected.shape))}, attrs, "float64")
+    attrs = {
+        "pre_padding": p["pre"],
+        "post_padding": p["post"],
+        "stride": p["stride"],
+        "dilation": p["dilation"],
+        "convolution_mode": mode,
+    }
+    graph = single(
+        "conv_fprop",
+        {"image": ("float64", image), "weight": ("float64", weight)},
+        {"Y": ("float64", tuple(expected.shape))},
+        attrs,
+        "float64",
+    )
     torch.testing.assert_close(run(graph, {"image": x, "weight": w})["Y"], expected)
 
 
 def test_conv_pads_each_side_by_its_own_amount_and_is_exact_in_int8():
     x = torch.tensor([[[1, 2, 3]]], dtype=torch.int8)
     w = torch.tensor([[[127, 127]]], dtype=torch.int8)
-    attrs = {"pre_padding": [0], "post_padding": [2], "stride": [1], "dilation": [1], "convolution_mode": "CROSS_CORRELATION"}
-    graph = single("conv_fprop", {"image": ("int8", (1, 1, 3)), "weight": ("int8", (1, 1, 2))}, {"Y": ("int32", (1, 1, 4))}, attrs, "int32")
+    attrs = {
+        "pre_padding": [0],
+        "post_padding": [2],
+        "stride": [1],
+        "dilation": [1],
+        "convolution_mode": "CROSS_CORRELATION",
+    }
+    graph = single(
+        "conv_fprop",
+        {"image": ("int8", (1, 1, 3)), "weight": ("int8", (1, 1, 2))},
+        {"Y": ("int32", (1, 1, 4))},
+        attrs,
+        "int32",
+    )
     assert run(graph, {"image": x, "weight": w})["Y"].flatten().tolist() == [381, 635, 381, 0]
 
 
 def test_conv_reads_channels_last():
     x, w = rand(1, 5, 5, 3), rand(2, 3, 3, 3, seed=1)
-    attrs = {"pre_padding": [1, 1], "post_padding": [1, 1], "stride": [1, 1], "dilation": [1, 1], "convolution_mode": "CROSS_CORRELATION"}
+    attrs = {
+        "pre_padding": [1, 1],
+        "post_padding": [1, 1],
+        "stride": [1, 1],
+        "dilation": [1, 1],
+        "convolution_mode": "CROSS_CORRELATION",
+    }
     graph = single(
         "conv_fprop",
         {"image": ("float32", (1, 3, 5, 5), (75, 1, 15, 3)), "weight": ("float32", (2, 3, 3, 3), (27, 1, 9, 3))},

@@ -111,6 +111,9 @@ def test_inputs_are_read_before_outputs_are_written():
 def test_inputs_stay_untouched():
     x, w = rand(4, 8), rand(8, 4, seed=1)
     before = x.clone(), w.clone()
-    run(single("matmul", {"A": ("float32", (4, 8)), "B": ("float32", (8, 4))}, {"C": ("float32", (4, 4))}), {"A": x, "B": w})
+    run(
+        single("matmul", {"A": ("float32", (4, 8)), "B": ("float32", (8, 4))}, {"C": ("float32", (4, 4))}),
+        {"A": x, "B": w},
+    )
     assert torch.equal(x, before[0])
     assert torch.equal(w, before[1])

@@ -18,7 +18,9 @@ def graph(mode, rows_in, rows_out, offsets=4, top_k=None, extra=None, experts=E)
         "first_token_offset": ("int32", (offsets, 1, 1)),
         **(extra or {}),
     }
-    return single("moe_grouped_matmul", inputs, {"Y": ("float64", (1, rows_out, N))}, {"mode": mode, "top_k": top_k}, "float64")
+    return single(
+        "moe_grouped_matmul", inputs, {"Y": ("float64", (1, rows_out, N))}, {"mode": mode, "top_k": top_k}, "float64"
+    )
 
 
 def weights(experts=E):
@@ -43,13 +45,17 @@ def test_none():
 
 def test_starts_without_an_end_reach_to_the_last_row():
     x, (memory, w) = rand(T, K, dtype=D), weights()
-    out = run(graph("NONE", T, T, offsets=3), {"token": x, "weight": memory, "first_token_offset": i32(0, 2, 2)})["Y"][0]
+    out = run(graph("NONE", T, T, offsets=3), {"token": x, "weight": memory, "first_token_offset": i32(0, 2, 2)})["Y"][
+        0
+    ]
     torch.testing.assert_close(out[6], x[6] @ w[2])
 
 
 def test_several_batches_of_groups_reuse_the_experts():
     offsets, x, (memory, w) = [0, 1, 2, 3, 4, 5, 7], rand(T, K, dtype=D), weights()
-    out = run(graph("NONE", T, T, offsets=7), {"token": x, "weight": memory, "first_token_offset": i32(*offsets)})["Y"][0]
+    out = run(graph("NONE", T, T, offsets=7), {"token": x, "weight": memory, "first_token_offset": i32(*offsets)})["Y"][
+        0
+    ]
     for r in range(T):
         torch.testing.assert_close(out[r], x[r] @ w[expert_of(r, offsets)])
 
@@ -76,7 +82,13 @@ INDEX, SLOT = [2, 0, 1, 0, 2, 1], [0, 1, 0, 0, 1, 1]
 
 def test_scatter():
     offsets, x, (memory, w) = [0, 2, 3, 6], rand(6, K, dtype=D), weights()
-    values = {"token": x, "weight": memory, "first_token_offset": i32(*offsets), "token_index": i32(*INDEX), "token_ks": i32(*SLOT)}
+    values = {
+        "token": x,
+        "weight": memory,
+        "first_token_offset": i32(*offsets),
+        "token_index": i32(*INDEX),
+        "token_ks": i32(*SLOT),
+    }
     out = run(graph("SCATTER", 6, 6, top_k=2, extra=ROUTED), values)["Y"][0]
     for r in range(6):
         torch.testing.assert_close(out[INDEX[r] * 2 + SLOT[r]], x[r] @ w[expert_of(r, offsets)])
@@ -84,7 +96,13 @@ def test_scatter():
 
 def test_scatter_drops_rows_that_point_outside():
     x, (memory, _) = rand(6, K, dtype=D), weights()
-    values = {"token": x, "weight": memory, "first_token_offset": i32(0, 2, 3, 6), "token_index": i32(5, 0, -1, 0, 2, 1), "token_ks": i32(0, 1, 0, 0, 7, 1)}
+    values = {
+        "token": x,
+        "weight": memory,
+        "first_token_offset": i32(0, 2, 3, 6),
+        "token_index": i32(5, 0, -1, 0, 2, 1),
+        "token_ks": i32(0, 1, 0, 0, 7, 1),
+    }
     out = run(graph("SCATTER", 6, 6, top_k=2, extra=ROUTED), values)["Y"][0]
     assert [bool(row.any()) for row in out] == [True, True, False, True, False, False]
 
@@ -92,7 +110,14 @@ def test_scatter_drops_rows_that_point_outside():
 def test_combine_sums_the_weighted_rows_of_a_token():
     offsets, x, (memory, w), scores = [0, 2, 3, 6], rand(6, K, dtype=D), weights(), rand(3, 2, seed=8)
     extra = {**ROUTED, "top_k_scores": ("float32", (1, 3, 2))}
-    values = {"token": x, "weight": memory, "first_token_offset": i32(*offsets), "token_index": i32(*INDEX), "token_ks": i32(*SLOT), "top_k_scores": scores}
+    values = {
+        "token": x,
+        "weight": memory,
+        "first_token_offset": i32(*offsets),
+        "token_index": i32(*INDEX),
+        "token_ks": i32(*SLOT),
+        "top_k_scores": scores,
+    }
     out = run(graph("COMBINE", 6, 3, top_k=2, extra=extra), values)["Y"][0]
     expected = torch.zeros(3, N, dtype=D)
     for r in range(6):
@@ -102,7 +127,9 @@ def test_combine_sums_the_weighted_rows_of_a_token():
 
 def test_a_single_expert_takes_boundaries():
     x, (memory, w) = rand(T, K, dtype=D), weights(1)
-    out = run(graph("NONE", T, T, offsets=2, experts=1), {"token": x, "weight": memory, "first_token_offset": i32(1, 5)})["Y"][0]
+    out = run(
+        graph("NONE", T, T, offsets=2, experts=1), {"token": x, "weight": memory, "first_token_offset": i32(1, 5)}
+    )["Y"][0]
     torch.testing.assert_close(out[1:5], x[1:5] @ w[0])
     assert (out[:1] == 0).all()
 

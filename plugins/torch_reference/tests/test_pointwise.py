@@ -87,7 +87,9 @@ def test_binary_broadcasts_and_agrees_with_the_scalar_formula(op):
 
 
 def test_pow_of_a_positive_base():
-    graph = single("pow", {"in0": ("float64", (3,)), "in1": ("float64", (3,))}, {"out": ("float64", (3,))}, {}, "float64")
+    graph = single(
+        "pow", {"in0": ("float64", (3,)), "in1": ("float64", (3,))}, {"out": ("float64", (3,))}, {}, "float64"
+    )
     out = oracle(graph, {"in0": torch.tensor([2.0, 9.0, -2.0]), "in1": torch.tensor([10.0, 0.5, 3.0])})["out"]
     assert out.tolist() == [1024.0, 3.0, -8.0]
 
@@ -98,7 +100,14 @@ def test_binary_select_keeps_what_is_chosen_only():
         {"in0": ("float32", (3,)), "in1": ("float32", (1,)), "in2": ("boolean", (3,))},
         {"out": ("float32", (3,))},
     )
-    out = run(graph, {"in0": torch.tensor([1.0, NAN, 3.0]), "in1": torch.tensor([9.0]), "in2": torch.tensor([1, 0, 2], dtype=torch.uint8)})
+    out = run(
+        graph,
+        {
+            "in0": torch.tensor([1.0, NAN, 3.0]),
+            "in1": torch.tensor([9.0]),
+            "in2": torch.tensor([1, 0, 2], dtype=torch.uint8),
+        },
+    )
     assert out["out"].tolist() == [1.0, 9.0, 3.0]
 
 
@@ -161,7 +170,9 @@ def test_backward_is_the_derivative_times_the_loss(op):
     loss = torch.linspace(1, 2, 97, dtype=torch.float64)
     (expected,) = torch.autograd.grad(BACKWARD[op](x), x, loss)
     attrs = {"swish_beta": 1.7} if op == "swish_backward" else {}
-    graph = single(op, {"in0": ("float64", (97,)), "in1": ("float64", (97,))}, {"out": ("float64", (97,))}, attrs, "float64")
+    graph = single(
+        op, {"in0": ("float64", (97,)), "in1": ("float64", (97,))}, {"out": ("float64", (97,))}, attrs, "float64"
+    )
     out = run(graph, {"in0": loss, "in1": x.detach()})["out"]
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-13)
 
@@ -180,7 +191,11 @@ def test_swish_with_beta():
 
 @pytest.mark.parametrize("op", ["max", "min", "add", "mul", "relu", "identity"])
 def test_nan_propagates(op):
-    ports = {"in0": ("float32", (2,))} if op in ("relu", "identity") else {"in0": ("float32", (2,)), "in1": ("float32", (2,))}
+    ports = (
+        {"in0": ("float32", (2,))}
+        if op in ("relu", "identity")
+        else {"in0": ("float32", (2,)), "in1": ("float32", (2,))}
+    )
     graph = single(op, ports, {"out": ("float32", (2,))}, RELU if op == "relu" else {})
     values = {"in0": torch.tensor([NAN, 1.0]), "in1": torch.tensor([1.0, 1.0])}
     out = run(graph, {port: values[port] for port in ports})["out"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -85,10 +86,15 @@ def test_encode_inverts_decode_for_every_code(dtype):
 def test_every_midpoint_goes_to_the_even_neighbour_and_its_sides_to_the_nearer(dtype, wide):
     points = grid(dtype)
     inputs, expected = [], []
-    for (low, low_odd), (high, _) in zip(points, points[1:], strict=False):
+    for (low, low_odd), (high, _) in itertools.pairwise(points):
         middle = (low + high) / 2
         step = np.float32 if wide == torch.float32 else np.float64
-        inputs += [low, float(np.nextafter(step(middle), step(-INF))), middle, float(np.nextafter(step(middle), step(INF)))]
+        inputs += [
+            low,
+            float(np.nextafter(step(middle), step(-INF))),
+            middle,
+            float(np.nextafter(step(middle), step(INF))),
+        ]
         expected += [low, low, high if low_odd else low, high]
     assert round_value(torch.tensor(inputs, dtype=wide), dtype).tolist() == expected
 
@@ -183,7 +189,7 @@ def test_subnormals_of_fp16_and_bf16_survive():
 def test_scales_round_up_to_the_next_code(dtype):
     points = [value for value, _ in grid(dtype)]
     inputs, expected = [], []
-    for low, high in zip(points, points[1:], strict=False):
+    for low, high in itertools.pairwise(points):
         inputs += [low, float(np.nextafter(low, INF)), (low + high) / 2]
         expected += [low, high, high]
     inputs.append(1e300)

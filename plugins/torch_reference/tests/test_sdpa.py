@@ -23,7 +23,10 @@ ATTRS = {
 
 def build(extra=None, outputs=("O", "Stats"), dims=None, dtype="float64", **attrs):
     """A graph of one sdpa node and the names of its inputs. ``extra``: port -> (dtype, dim)."""
-    b, h, hk, hv, s, t, e, ev = {**dict(zip("b h hk hv s t e ev".split(), (B, H, H, H, S, T, E, E))), **(dims or {})}.values()
+    b, h, hk, hv, s, t, e, ev = {
+        **dict(zip(["b", "h", "hk", "hv", "s", "t", "e", "ev"], (B, H, H, H, S, T, E, E), strict=False)),
+        **(dims or {}),
+    }.values()
     inputs = {"q": (dtype, (b, h, s, e)), "k": (dtype, (b, hk, t, e)), "v": (dtype, (b, hv, t, ev)), **(extra or {})}
     shape = {"O": (b, h, s, ev)}
     declared = {port: (dtype if port == "O" else "float64", shape.get(port, (b, h, s, 1))) for port in outputs}
@@ -52,7 +55,10 @@ def loop(q, k, v, score=lambda b, h, i, j: 0.0, scale=1.0, keep=lambda b, h, i, 
 
 
 def qkv(dims=None):
-    b, h, hk, hv, s, t, e, ev = {**dict(zip("b h hk hv s t e ev".split(), (B, H, H, H, S, T, E, E))), **(dims or {})}.values()
+    b, h, hk, hv, s, t, e, ev = {
+        **dict(zip(["b", "h", "hk", "hv", "s", "t", "e", "ev"], (B, H, H, H, S, T, E, E), strict=False)),
+        **(dims or {}),
+    }.values()
     return rand(b, h, s, e, dtype=D), rand(b, hk, t, e, seed=1, dtype=D), rand(b, hv, t, ev, seed=2, dtype=D)
 
 
@@ -75,7 +81,9 @@ def test_matches_torch_with_a_scale_and_a_causal_mask():
 
 def test_scale_as_a_tensor():
     q, k, v = qkv()
-    found = run(build({"attn_scale": ("float32", (1, 1, 1, 1))}), {"q": q, "k": k, "v": v, "attn_scale": torch.tensor([0.5])})
+    found = run(
+        build({"attn_scale": ("float32", (1, 1, 1, 1))}), {"q": q, "k": k, "v": v, "attn_scale": torch.tensor([0.5])}
+    )
     check(found, loop(q, k, v, scale=0.5))
 
 
@@ -111,7 +119,9 @@ def test_bands_in_both_alignments_with_and_without_lengths(alignment, left, righ
         band = (right is None or j <= i + shift + right) and (left is None or j > i + shift - left)
         return band and i < sq[b] and j < st[b]
 
-    graph = build(extra, use_padding_mask=bool(lengths), diagonal_alignment=alignment, left_bound=left, right_bound=right)
+    graph = build(
+        extra, use_padding_mask=bool(lengths), diagonal_alignment=alignment, left_bound=left, right_bound=right
+    )
     check(run(graph, values), loop(q, k, v, keep=keep))
 
 
@@ -119,7 +129,13 @@ def test_padding_never_lets_what_lies_beyond_the_length_into_a_product():
     q, k, v = qkv()
     k[0, :, 3:], v[0, :, 3:], q[0, :, 2:] = math.nan, math.inf, math.nan
     extra = {"seq_len_q": ("int32", (B, 1, 1, 1)), "seq_len_kv": ("int32", (B, 1, 1, 1))}
-    values = {"q": q, "k": k, "v": v, "seq_len_q": torch.tensor([2, S], dtype=torch.int32), "seq_len_kv": torch.tensor([3, T], dtype=torch.int32)}
+    values = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "seq_len_q": torch.tensor([2, S], dtype=torch.int32),
+        "seq_len_kv": torch.tensor([3, T], dtype=torch.int32),
+    }
     found = run(build(extra, use_padding_mask=True), values)
     assert found["O"].isfinite().all()
     assert (found["O"][0, :, 2:] == 0).all()
@@ -142,6 +158,31 @@ def test_a_sink_joins_the_denominator():
     ports = ("O", "Stats", "score_max", "score_sum_exp")
     found = run(build({"sink_token": ("float32", (1, H, 1, 1))}, ports), {"q": q, "k": k, "v": v, "sink_token": sink})
     check(found, loop(q, k, v, sink=sink), ports)
+
+
+def test_a_row_without_keys_is_empty_even_with_a_sink():
+    q, k, v = qkv()
+    ports = ("O", "Stats", "score_max", "score_sum_exp")
+    extra = {
+        "sink_token": ("float32", (1, H, 1, 1)),
+        "cu_seq_len_q": ("int32", (B + 1,)),
+        "cu_seq_len_kv": ("int64", (B + 1,)),
+    }
+    values = {"q": q, "k": k, "v": v, "sink_token": torch.ones(H), "cu_seq_len_q": torch.tensor([0, 2, 7], dtype=torch.int32),
+              "cu_seq_len_kv": torch.tensor([0, 7, 7])}  # fmt: skip
+    found = run(build(extra, ports, use_padding_mask=True), values)
+    for rows in ((0, slice(2, None)), (1, slice(None))):
+        assert (found["O"][rows[0], :, rows[1]] == 0).all()
+        assert (found["Stats"][rows[0], :, rows[1]] == -math.inf).all()
+        assert (found["score_sum_exp"][rows[0], :, rows[1]] == 0).all()
+    expected = loop(q[:1, :, :2], k[:1], v[:1], sink=torch.ones(H))
+    np.testing.assert_allclose(found["O"][:1, :, :2].numpy(), expected["O"], rtol=1e-12, atol=1e-12)
+
+
+def test_binary_statistics():
+    q, k, v = qkv()
+    found = run(build(stats_use_log2=True), {"q": q, "k": k, "v": v})
+    np.testing.assert_allclose(found["Stats"].numpy(), loop(q, k, v)["Stats"] * math.log2(math.e), rtol=1e-12)
 
 
 def test_dropout_mask_and_scale_multiply_the_probabilities():
@@ -218,7 +259,12 @@ def test_ragged_operands_are_read_and_written_by_their_offsets(multiplier):
     net.t("O", "float64", (B, H, S, E), thd, ragged="offsets", ragged_offset_multiplier=multiplier)
     net.t("Stats", "float32", (B, H, S, 1), (H * S, 1, H, 1), ragged="stat_offsets")
     ports = ("q", "k", "v", "seq_len_q", "seq_len_kv")
-    net.op("sdpa", {p: p for p in ports}, {"O": "O", "Stats": "Stats"}, {**ATTRS, "use_padding_mask": True, "right_bound": 0})
+    net.op(
+        "sdpa",
+        {p: p for p in ports},
+        {"O": "O", "Stats": "Stats"},
+        {**ATTRS, "use_padding_mask": True, "right_bound": 0},
+    )
     graph = net.frozen()
     flat = {name: rand(capacity, H, E, seed=i, dtype=D) for i, name in enumerate("qkv")}
     for x in flat.values():

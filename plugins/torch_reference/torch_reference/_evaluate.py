@@ -6,13 +6,15 @@ else fp32. Integers are exact in int64. Every tensor is rounded to its declared 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from cudnn_core import Dim
 
 from ._lower import Lowering, lowering
+from ._lower._lengths import length_ports, sequence_lengths
 from ._lower._math import Math
 from ._memory import Layout, gather_ragged, ragged_rows, unpack
 from ._rounding import decode, round_value
@@ -84,8 +86,15 @@ class Program:
         self._steps: tuple[tuple[Any, Lowering, torch.dtype], ...] = tuple(
             (node, lowering(node.op), _precision(node, precision)) for node in graph.nodes
         )
-        # Index of a ragged tensor -> the tensor of its actual lengths, from the sdpa that reads or writes it.
+        # Index of a ragged tensor -> the sdpa inputs that hold its actual lengths, and which side's they are.
         self.lengths_of = dict(_ragged_lengths(graph))
+
+    def ragged_lengths(self, tensor: Any, env: Mapping[int, Tensor]) -> list[int] | None:
+        """The actual lengths of a ragged tensor's entries, where the graph has them as inputs."""
+        side, tensors = self.lengths_of.get(tensor.index, ("", {}))
+        known = {port: env[held.index] for port, held in tensors.items() if held.index in env}
+        lengths = sequence_lengths(known, side, tensor.dim[0]) if known else None
+        return None if lengths is None else [int(length) for length in lengths.tolist()]
 
     def run(
         self,
@@ -105,10 +114,11 @@ class Program:
             results = lower(node, inputs, Math(dtype, device, round_virtual))
             for port, held in node.outputs.items():
                 many = isinstance(held, tuple)
-                for tensor, value in zip(held if many else (held,), results[port] if many else (results[port],)):
-                    value = _shaped(value, tensor.dim)
+                made = results[port] if many else (results[port],)
+                for tensor, value in zip(held if many else (held,), made, strict=True):
                     rounded = round_virtual if tensor.role == "virtual" else round_outputs
-                    env[tensor.index] = round_value(value, tensor.dtype) if rounded else value
+                    shaped = _shaped(value, tensor.dim)
+                    env[tensor.index] = round_value(shaped, tensor.dtype) if rounded else shaped
 
 
 def _precision(node: Any, asked: str) -> torch.dtype:
@@ -127,19 +137,19 @@ def _shaped(value: Tensor, dim: tuple[int, ...]) -> Tensor:
     return value.reshape(dim)
 
 
-def _ragged_lengths(graph: FrozenGraph) -> Any:
+def _ragged_lengths(graph: FrozenGraph) -> Iterator[tuple[int, tuple[str, Any]]]:
     for node in graph.nodes:
         if node.op != "sdpa":
             continue
-        for ports, names, side in (
-            (node.inputs, ("q",), "q"),
-            (node.inputs, ("k", "v"), "kv"),
-            (node.outputs, ("O", "Stats", "score_max", "score_sum_exp"), "q"),
+        for side, ports, names in (
+            ("q", node.inputs, ("q",)),
+            ("kv", node.inputs, ("k", "v")),
+            ("q", node.outputs, ("O", "Stats", "score_max", "score_sum_exp")),
         ):
-            lengths = node.inputs.get(f"seq_len_{side}")
+            lengths = {port: node.inputs[port] for port in length_ports(side) if port in node.inputs}
             for name in names:
-                if lengths is not None and name in ports and ports[name].ragged_offset is not None:
-                    yield ports[name].index, lengths
+                if lengths and name in ports and ports[name].ragged_offset is not None:
+                    yield ports[name].index, (side, lengths)
 
 
 def _scalar(tensor: Any, value: Any, device: torch.device) -> Tensor:
@@ -156,9 +166,8 @@ def _input(tensor: Any, value: Any, env: Mapping[int, Tensor], program: Program,
     layout = Layout(tensor.dtype, tensor.dim, tensor.stride)
     if tensor.ragged_offset is not None and value.ndim == 1:
         starts = ragged_starts(tensor, env)
-        lengths = program.lengths_of.get(tensor.index)
-        known = env[lengths.index].reshape(-1).tolist() if lengths is not None and lengths.index in env else None
-        return _value(gather_ragged(value, layout, starts, ragged_rows(layout, starts, known)), tensor.dtype)
+        rows = ragged_rows(layout, starts, program.ragged_lengths(tensor, env))
+        return _value(gather_ragged(value, layout, starts, rows), tensor.dtype)
     if layout.packed and value.dtype == torch.uint8 and tuple(value.shape) != tensor.dim:
         return decode(unpack(value, layout), tensor.dtype)
     return _value(value, tensor.dtype)
@@ -167,7 +176,7 @@ def _input(tensor: Any, value: Any, env: Mapping[int, Tensor], program: Program,
 def _value(value: Tensor, dtype: str) -> Tensor:
     """A tensor in storage or in any numeric dtype as a value tensor."""
     name = str(value.dtype).removeprefix("torch.")
-    if name.startswith("float8_") or name.startswith("float4_"):
+    if name.startswith(("float8_", "float4_")):
         value = value.view(torch.uint8)
     if value.dtype == torch.uint8 and (dtype.startswith("fp") or dtype == "int4"):
         return decode(value, dtype)

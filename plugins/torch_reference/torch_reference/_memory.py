@@ -47,7 +47,7 @@ class Layout(NamedTuple):
     def nbytes(self) -> int:
         if self.packed:
             return (self.extent + 1) // 2
-        return self.extent * self.torch_dtype.itemsize
+        return self.extent * int(self.torch_dtype.itemsize)
 
 
 class _CudaMemory:

@@ -77,7 +77,8 @@ class _Slot:
         self.position = position
         self.tensor = tensor
         self.ragged = tensor.ragged_offset is not None
-        self.layout = Layout(str(tensor.dtype), tuple(operand.dim), tuple(operand.stride), tensor.reordering)
+        dim, stride = tuple(map(int, operand.dim)), tuple(map(int, operand.stride))  # type: ignore[arg-type]
+        self.layout = Layout(str(tensor.dtype), dim, stride, tensor.reordering)
 
     def read(self, address: int, env: dict[int, Any], program: Program, device: torch.device) -> Any:
         if self.tensor.by_value:
@@ -105,13 +106,12 @@ class _Slot:
 
     def _rows(self, env: dict[int, Any], program: Program) -> tuple[list[int], list[int]]:
         starts = ragged_starts(self.tensor, env)
-        lengths = program.lengths_of.get(self.tensor.index)
-        known = None if lengths is None else [int(n) for n in env[lengths.index].reshape(-1).tolist()]
-        return starts, ragged_rows(self.layout, starts, known)
+        return starts, ragged_rows(self.layout, starts, program.ragged_lengths(self.tensor, env))
 
 
 def _on_stream(device: torch.device, stream: int) -> AbstractContextManager[Any]:
     if device.type == "cpu":
         return nullcontext()
     found = torch.cuda.ExternalStream(stream, device=device) if stream else torch.cuda.default_stream(device)
-    return torch.cuda.stream(found)
+    scope: AbstractContextManager[Any] = torch.cuda.stream(found)
+    return scope

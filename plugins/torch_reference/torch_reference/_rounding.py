@@ -12,7 +12,7 @@ zero to a power of two, as the OCP MX scale is (2**-127 for zero and below). Imp
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -138,7 +138,7 @@ def decode(storage: Tensor, dtype: str) -> Tensor:
     return torch.tensor(_values(dtype), dtype=torch.float32, device=storage.device)[codes]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _values(dtype: str) -> tuple[float, ...]:
     """The value of every code."""
     nan, inf = float("nan"), float("inf")
@@ -174,7 +174,9 @@ def _to_format(value: Tensor, form: _Format, rounder: Any) -> Tensor:
     quantum = _exp2(torch.clamp(exponent.to(torch.int64) - 1, min=form.emin, max=1000) - form.mantissa)
     rounded = rounder(wide / quantum) * quantum
     if form.infinite:
-        rounded = torch.where(rounded.abs() > form.largest, torch.copysign(rounded.new_tensor(float("inf")), wide), rounded)
+        rounded = torch.where(
+            rounded.abs() > form.largest, torch.copysign(rounded.new_tensor(float("inf")), wide), rounded
+        )
     else:
         rounded = rounded.clamp(-form.largest if form.signed else 0.0, form.largest)
         if form.largest == 6.0:  # fp4 has no NaN: cvt.satfinite gives +largest

@@ -18,13 +18,28 @@ if TYPE_CHECKING:
 
 __all__ = ["declines"]
 
-_STORAGE = (
-    "float64 float32 float16 bfloat16 int64 int32 int8 uint8 int4 boolean fp8_e4m3 fp8_e5m2 fp8_e8m0 fp8_e5m3 fp4_e2m1"
-).split()
+_STORAGE = [
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int8",
+    "uint8",
+    "int4",
+    "boolean",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_e8m0",
+    "fp8_e5m3",
+    "fp4_e2m1",
+]
 _COMPUTE = (*_STORAGE[:9], "boolean", "fast_float_for_fp8")
 _PACKED = ("fp4_e2m1", "int4")
-_RAGGED_PORTS = ("q", "k", "v", "paged_attention_k_table", "paged_attention_v_table", "O", "Stats")
-_RAGGED_PORTS += ("score_max", "score_sum_exp")
+_RAGGED_PORTS = frozenset(
+    ["q", "k", "v", "paged_attention_k_table", "paged_attention_v_table", "O", "Stats", "score_max", "score_sum_exp"]
+)
 
 
 def declines(graph: FrozenGraph) -> tuple[Decline, ...]:
@@ -52,7 +67,7 @@ def _tensor(graph: FrozenGraph, tensor: Any) -> Iterator[Decline]:
         yield Decline("layout.order", f"{_label(tensor)}.reordering", ["NONE", "F8_128x4"], tensor.reordering)
     offset = tensor.ragged_offset
     if offset is not None:
-        if ops != {"sdpa"} or not ports <= set(_RAGGED_PORTS) or tensor.rank != 4 or tensor.dtype in _PACKED:
+        if ops != {"sdpa"} or not ports <= _RAGGED_PORTS or tensor.rank != 4 or tensor.dtype in _PACKED:
             yield Decline("layout.ragged", _label(tensor), "ragged operands of sdpa only", sorted(ops))
         elif tensor.role == "virtual" or offset.role != "input":
             yield Decline("layout.ragged", _label(tensor), "an operand whose offsets are a graph input", tensor.role)
@@ -133,17 +148,45 @@ _SDPA_ATTRS: dict[str, tuple[object, ...]] = {
     "attn_scale_prefolded": (None, False),
 }
 _SDPA_KNOWN = frozenset(
-    (
-        "generate_stats scale use_alibi_mask use_padding_mask diagonal_alignment left_bound right_bound "
-        "dropout_probability paged_attention_max_seq_len_kv implementation unfuse_fma stats_use_log2 softmax_precision "
-        "attn_scale_prefolded max_total_seq_len_q max_total_seq_len_kv"
-    ).split()
+    [
+        "generate_stats",
+        "scale",
+        "use_alibi_mask",
+        "use_padding_mask",
+        "diagonal_alignment",
+        "left_bound",
+        "right_bound",
+        "dropout_probability",
+        "paged_attention_max_seq_len_kv",
+        "implementation",
+        "unfuse_fma",
+        "stats_use_log2",
+        "softmax_precision",
+        "attn_scale_prefolded",
+        "max_total_seq_len_q",
+        "max_total_seq_len_kv",
+    ]
 )
 _SDPA_PORTS = frozenset(
-    (
-        "q k v attn_scale bias block_mask seq_len_q seq_len_kv cu_seq_len_q cu_seq_len_kv seed offset dropout_mask "
-        "dropout_scale paged_attention_k_table paged_attention_v_table sink_token"
-    ).split()
+    [
+        "q",
+        "k",
+        "v",
+        "attn_scale",
+        "bias",
+        "block_mask",
+        "seq_len_q",
+        "seq_len_kv",
+        "cu_seq_len_q",
+        "cu_seq_len_kv",
+        "seed",
+        "offset",
+        "dropout_mask",
+        "dropout_scale",
+        "paged_attention_k_table",
+        "paged_attention_v_table",
+        "sink_token",
+    ]
 )
 
 

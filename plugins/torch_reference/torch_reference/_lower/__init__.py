@@ -15,16 +15,62 @@ __all__ = ["LOWERED", "Lowering", "lowering"]
 
 Lowering = Callable[[Any, Mapping[str, Any], Any], Mapping[str, Any]]
 
-_POINTWISE = (
-    "abs add add_square binary_select ceil cmp_eq cmp_ge cmp_gt cmp_le cmp_lt cmp_neq cos div elu elu_backward erf exp "
-    "floor gelu gelu_approx_tanh gelu_approx_tanh_backward gelu_backward gen_index identity log logical_and logical_not "
-    "logical_or max min mod mul neg pow reciprocal relu relu_backward rsqrt sigmoid sigmoid_backward sin softplus "
-    "softplus_backward sqrt sub swish swish_backward tan tanh tanh_backward"
-).split()
+_POINTWISE = [
+    "abs",
+    "add",
+    "add_square",
+    "binary_select",
+    "ceil",
+    "cmp_eq",
+    "cmp_ge",
+    "cmp_gt",
+    "cmp_le",
+    "cmp_lt",
+    "cmp_neq",
+    "cos",
+    "div",
+    "elu",
+    "elu_backward",
+    "erf",
+    "exp",
+    "floor",
+    "gelu",
+    "gelu_approx_tanh",
+    "gelu_approx_tanh_backward",
+    "gelu_backward",
+    "gen_index",
+    "identity",
+    "log",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "max",
+    "min",
+    "mod",
+    "mul",
+    "neg",
+    "pow",
+    "reciprocal",
+    "relu",
+    "relu_backward",
+    "rsqrt",
+    "sigmoid",
+    "sigmoid_backward",
+    "sin",
+    "softplus",
+    "softplus_backward",
+    "sqrt",
+    "sub",
+    "swish",
+    "swish_backward",
+    "tan",
+    "tanh",
+    "tanh_backward",
+]
 
 # op name -> (module, function)
 LOWERED: dict[str, tuple[str, str]] = {
-    **{name: ("_pointwise", "pointwise") for name in _POINTWISE},
+    **dict.fromkeys(_POINTWISE, ("_pointwise", "pointwise")),
     "matmul": ("_matmul", "matmul"),
     "reduction": ("_reduction", "reduction"),
     "reshape": ("_structural", "reshape"),

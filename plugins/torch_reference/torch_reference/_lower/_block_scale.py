@@ -15,29 +15,50 @@ import torch
 from .._rounding import largest, round_up, round_value
 from ._math import Math
 
-__all__ = ["block_of_axes", "dequantize", "quantize"]
+__all__ = ["blocks_of", "dequantize", "quantize"]
 
 Tensor = Any
 
 
-def block_of_axes(block_size: Sequence[int], dim: Sequence[int], scale_dim: Sequence[int]) -> tuple[int, ...]:
-    """The block size along each axis of the input.
+def blocks_of(block_size: Sequence[int], dim: Sequence[int], scale_dim: Sequence[int]) -> tuple[list[int], bool]:
+    """The block size along each axis of the input, and whether the scales' last two axes are declared swapped.
 
-    One size belongs to the last axis that is shorter in the scale than in the input; more of them to the last axes.
+    Several sizes belong to the last axes; a single one to the last axis for which the shapes agree.
     """
-    blocks = [1] * len(dim)
-    if len(block_size) == 1:
-        shorter = [axis for axis in range(len(dim)) if scale_dim[axis] < dim[axis]]
-        blocks[shorter[-1] if shorter else -1] = block_size[0]
+    rank = len(dim)
+    if len(block_size) > 1:
+        readings = [[1] * (rank - len(block_size)) + list(block_size)]
     else:
-        blocks[len(dim) - len(block_size) :] = block_size
-    return tuple(blocks)
+        readings = [[block_size[0] if at == axis else 1 for at in range(rank)] for axis in reversed(range(rank))]
+    for exact in (True, False):
+        for blocks in readings:
+            need = [-(-size // block) for size, block in zip(dim, blocks, strict=True)]
+            for swapped in (False, True):
+                shape = [*need[:-2], *reversed(need[-2:])] if swapped else need
+                if _holds(scale_dim, shape, exact):
+                    return blocks, swapped
+    return readings[0], False
+
+
+def _holds(scale_dim: Sequence[int], need: Sequence[int], exact: bool) -> bool:
+    """Whether scales of shape ``need`` have the declared dims, or (not ``exact``) those padded to tiles."""
+    if exact:
+        return list(scale_dim) == list(need)
+    padded = [
+        sorted((-(-size // 4) * 4, -(-size // 128) * 128)) if at >= len(need) - 2 else [size]
+        for at, size in enumerate(need)
+    ]
+    return all(size in allowed for size, allowed in zip(scale_dim, padded, strict=True))
 
 
 def dequantize(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
     x, scale = math.as_float(inputs["input"]), math.as_float(inputs["descale"])
-    blocks = block_of_axes(node.attrs["block_size"], x.shape, scale.shape)
-    return {"Y": x * _spread(scale, blocks, x.shape)}
+    blocks, swapped = blocks_of(node.attrs["block_size"], x.shape, scale.shape)
+    if swapped:
+        scale = scale.transpose(-1, -2)
+    for axis, (block, size) in enumerate(zip(blocks, x.shape, strict=True)):
+        scale = scale.index_select(axis, torch.arange(size, device=scale.device) // block)
+    return {"Y": x * scale}
 
 
 def quantize(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
@@ -59,15 +80,6 @@ def quantize(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]
     spread = scale.repeat_interleave(block, dim=axis).narrow(axis, 0, x.shape[axis])
     y = torch.where(spread == 0, torch.zeros_like(x), x / spread)
     return {"Y": y, "scale": _fit(scale, node.outputs["scale"].dim)}
-
-
-def _spread(scale: Tensor, blocks: Sequence[int], dim: Sequence[int]) -> Tensor:
-    for axis, (block, size) in enumerate(zip(blocks, dim, strict=True)):
-        if scale.shape[axis] == 1 and size > 1 and block == 1:
-            continue  # broadcast
-        index = torch.arange(size, device=scale.device) // block
-        scale = scale.index_select(axis, index)
-    return scale
 
 
 def _fit(scale: Tensor, dim: Sequence[int]) -> Tensor:

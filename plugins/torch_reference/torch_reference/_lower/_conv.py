@@ -6,12 +6,14 @@ Layout: image [N, C, *spatial], weight [K, C / groups, *filter]. CONVOLUTION fli
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ._math import Math, is_integer, matmul
 
 __all__ = ["conv_fprop"]
+
+Tensor = Any
 
 
 def conv_fprop(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
@@ -27,20 +29,23 @@ def conv_fprop(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, An
     groups = channels // max(channels_in_group, 1)
 
     before, after = attrs["pre_padding"], attrs["post_padding"]
-    padded = image.new_zeros(
-        (batch, channels, *(n + b + a for n, b, a in zip(image.shape[2:], before, after, strict=True)))
-    )
-    inside = tuple(slice(b, b + n) for n, b in zip(image.shape[2:], before, strict=True))
-    padded[(slice(None), slice(None), *inside)] = image
+    sizes = [n + b + a for n, b, a in zip(image.shape[2:], before, after, strict=True)]
+    padded = image.new_zeros((batch, channels, *sizes))
+    _window(padded, [slice(b, b + n) for n, b in zip(image.shape[2:], before, strict=True)]).copy_(image)
 
-    total = None
+    total = image.new_zeros(())
     for tap in itertools.product(*(range(size) for size in weight.shape[2:])):
-        window = tuple(
+        window = [
             slice(t * d, t * d + (o - 1) * s + 1, s)
             for t, d, o, s in zip(tap, attrs["dilation"], out[2:], attrs["stride"], strict=True)
-        )
-        pixels = padded[(slice(None), slice(None), *window)].reshape(batch, groups, channels_in_group, -1)
-        filters = weight[(slice(None), slice(None), *tap)].reshape(1, groups, features // groups, channels_in_group)
-        part = matmul(filters, pixels)
-        total = part if total is None else total + part
+        ]
+        pixels = _window(padded, window).reshape(batch, groups, channels_in_group, -1)
+        filters = _window(weight, tap).reshape(1, groups, features // groups, channels_in_group)
+        total = total + matmul(filters, pixels)
     return {"Y": total.reshape(out)}
+
+
+def _window(x: Tensor, spatial: Sequence[slice | int]) -> Tensor:
+    """A part of the spatial axes."""
+    index: tuple[slice | int, ...] = (slice(None), slice(None), *spatial)
+    return x[index]

@@ -3,12 +3,15 @@
 Per v-head, state S [K, V], decay a = exp(g) (a scalar for gdn, [K] for kda), in this order:
     S' = a * S;   u = beta * (v - S'^T k);   S = S' + k u^T;   o = scale * S^T q
 States lie V-major in memory: [N, HO, V, K]. Heads: HO = max(H, HV); head h of O reads q and k head h // (HO / heads).
-Sequences are packed along the token axis and delimited by ``cu_seqlens`` ([B, T, ...] inputs without it: one a batch
-entry). Checkpoints are the states before tokens 0, n, 2n, ... of each sequence, packed over the sequences.
+Sequences are packed along the token axis and delimited by ``cu_seqlens`` (without it: one sequence); tokens of none give
+O = 0. Checkpoints are the states before tokens 0, n, 2n, ... of each sequence, packed over the sequences; rows beyond are
+zero. With ``state_indices`` the states are rows of a pool; a sequence with a row outside starts from zero and its state
+is dropped.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,10 +28,7 @@ Tensor = Any
 def gated_delta(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
     attrs = node.attrs
     value = {port: math.as_float(inputs[port]) for port in ("q", "k", "v", "g", "beta")}
-    batched = inputs["q"].ndim == 4
-    bounds = _sequences(inputs, batched)
-    if batched:
-        value = {port: x.flatten(0, 1) for port, x in value.items()}
+    bounds = _sequences(inputs)
     q, k, v = value["q"], value["k"], value["v"]
     heads = max(q.shape[1], v.shape[1])
     if attrs.get("use_qk_l2norm"):
@@ -43,26 +43,19 @@ def gated_delta(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, A
 
     pool, slots = _initial(inputs, len(bounds), (heads, v.shape[2], k.shape[2]), math)
     every = attrs.get("checkpoint_every_n_tokens") or 0
-    o, last, checkpoints = _scan(q, k, v, alpha, beta, _pick(pool, slots), bounds, every, slots)
+    o, last, checkpoints = _scan(q, k, v, alpha, beta, _pick(pool, slots), bounds, every)
 
     results = {"O": o}
     if "final_state" in node.outputs:
-        rows = node.outputs["final_state"].dim[0]
-        results["final_state"] = _final(pool, slots, last, rows)
+        results["final_state"] = _final(pool, slots, last) if "state_indices" in inputs else last
     if "state_checkpoints" in node.outputs:
         results["state_checkpoints"] = _pack(checkpoints, node.outputs["state_checkpoints"].dim, math)
     return results
 
 
-def _sequences(inputs: Mapping[str, Any], batched: bool) -> list[tuple[int, int]]:
-    if "cu_seqlens" in inputs:
-        cu = inputs["cu_seqlens"].reshape(-1).tolist()
-    elif batched:
-        batch, length = inputs["q"].shape[:2]
-        cu = [index * length for index in range(batch + 1)]
-    else:
-        cu = [0, inputs["q"].shape[0]]
-    return [(start, max(start, stop)) for start, stop in zip(cu, cu[1:], strict=False)]
+def _sequences(inputs: Mapping[str, Any]) -> list[tuple[int, int]]:
+    cu = inputs["cu_seqlens"].tolist() if "cu_seqlens" in inputs else [0, inputs["q"].shape[0]]
+    return [(start, max(start, stop)) for start, stop in itertools.pairwise(cu)]
 
 
 def _l2norm(x: Tensor, dtype: str, math: Math) -> Tensor:
@@ -94,7 +87,7 @@ def _decay(node: Any, g: Tensor, inputs: Mapping[str, Any], math: Math) -> Tenso
 def _initial(
     inputs: Mapping[str, Any], sequences: int, state: tuple[int, int, int], math: Math
 ) -> tuple[Tensor, list[int]]:
-    """The states to start from and each sequence's row in them; a negative row means: skip the sequence."""
+    """The states to start from and each sequence's row in them, -1 for none."""
     if "initial_state" not in inputs:
         return math.zeros(sequences, *state), list(range(sequences))
     pool = math.as_float(inputs["initial_state"])
@@ -121,10 +114,9 @@ def _scan(
     states: Tensor,
     bounds: list[tuple[int, int]],
     every: int,
-    slots: list[int],
 ) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
     """Every sequence in step, longest first, so that those still running are a prefix. ``states`` is [N, HO, V, K]."""
-    lengths = [stop - start if slot >= 0 else 0 for (start, stop), slot in zip(bounds, slots, strict=True)]
+    lengths = [stop - start for start, stop in bounds]
     order = sorted(range(len(bounds)), key=lambda sequence: -lengths[sequence])
     first = torch.tensor([bounds[sequence][0] for sequence in order], dtype=torch.int64, device=q.device)
     rank = torch.tensor(order, dtype=torch.int64, device=q.device)
@@ -150,10 +142,8 @@ def _scan(
     return o, last, checkpoints
 
 
-def _final(pool: Tensor, slots: list[int], last: Tensor, rows: int) -> Tensor:
-    """Final states by sequence, or, with a pool, the pool with the sequences' rows replaced."""
-    if rows != pool.shape[0]:
-        return last
+def _final(pool: Tensor, slots: list[int], last: Tensor) -> Tensor:
+    """The pool with the sequences' rows replaced."""
     final = pool.clone()
     for sequence, slot in enumerate(slots):
         if slot >= 0:

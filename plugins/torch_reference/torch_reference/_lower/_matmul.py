@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ._math import Math, is_integer, matmul as product
+from ._math import Math, is_integer
+from ._math import matmul as product
 
 __all__ = ["matmul"]
 

@@ -22,8 +22,31 @@ _SQRT_2_OVER_PI = scalar_math.sqrt(2.0 / scalar_math.pi)
 _INTEGER_COMPUTE = ("int64", "int32", "int8", "uint8", "int4")
 
 _INTEGER = frozenset(
-    ("abs", "add", "add_square", "binary_select", "identity", "max", "min", "mod", "mul", "neg", "relu", "sub", "ceil")
-    + ("floor", "cmp_eq", "cmp_ge", "cmp_gt", "cmp_le", "cmp_lt", "cmp_neq", "logical_and", "logical_not", "logical_or")
+    [
+        "abs",
+        "add",
+        "add_square",
+        "binary_select",
+        "ceil",
+        "cmp_eq",
+        "cmp_ge",
+        "cmp_gt",
+        "cmp_le",
+        "cmp_lt",
+        "cmp_neq",
+        "floor",
+        "identity",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "max",
+        "min",
+        "mod",
+        "mul",
+        "neg",
+        "relu",
+        "sub",
+    ]
 )
 
 
@@ -44,7 +67,10 @@ def pointwise(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any
     exact = is_integer(*operands) and (
         node.op in _INTEGER or (node.op == "div" and node.compute_dtype in _INTEGER_COMPUTE)
     )
-    if node.op == "relu" and (node.attrs.get("negative_slope") or any(node.attrs.get(name) is not None for name in ("lower_clip", "upper_clip"))):
+    if node.op == "relu" and (
+        node.attrs.get("negative_slope")
+        or any(node.attrs.get(name) is not None for name in ("lower_clip", "upper_clip"))
+    ):
         exact = False
     operands = [value.to(torch.int64) if exact else math.as_float(value) for value in operands]
     function = _FUNCTIONS[node.op]

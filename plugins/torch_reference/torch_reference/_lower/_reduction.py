@@ -81,4 +81,5 @@ def _neutral(mode: str, dtype: torch.dtype) -> float | int:
         return 0
     if dtype.is_floating_point:
         return float("inf") if mode == "MIN" else float("-inf")
-    return torch.iinfo(dtype).max if mode == "MIN" else torch.iinfo(dtype).min
+    limits = torch.iinfo(dtype)
+    return int(limits.max if mode == "MIN" else limits.min)

@@ -3,8 +3,8 @@
 Layouts: q [B, Hq, Sq, D], k [B, Hk, Skv, D], v [B, Hv, Skv, Dv] (heads of k and v divide Hq), O [B, Hq, Sq, Dv].
 Masks, for query row i and key column j of batch entry b, with shift = skv - sq (the actual lengths) for BOTTOM_RIGHT and
 0 for TOP_LEFT:  kept iff  j < seq_len_kv[b],  i < seq_len_q[b],  j <= i + shift + right_bound,  j > i + shift - left_bound
-and bit (j // 128) % 8 of block_mask[b, h, i // 128, j // 1024]. A row without any kept column gives O = 0, Stats = -inf.
-ALiBi adds slope[h] * (j - i). The sink is a further logit of each row without a value. Dropout multiplies the
+and bit (j // 128) % 8 of block_mask[b, h, i // 128, j // 1024]. A row without any kept column gives O = 0, Stats =
+score_max = -inf and score_sum_exp = 0, with a sink too. ALiBi adds slope[h] * (j - i). The sink is a further logit of each row without a value. Dropout multiplies the
 probabilities by the mask and the scale. Stats = max + log(sum(exp(score - max))).
 """
 
@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from ._lengths import sequence_lengths
 from ._math import Math, matmul
 
-__all__ = ["alibi_slopes", "sdpa", "sequence_lengths"]
+__all__ = ["alibi_slopes", "sdpa"]
 
 Tensor = Any
 _BLOCK = 1 << 24  # scores held at once
@@ -51,15 +52,6 @@ def sdpa(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
     if attrs.get("stats_use_log2"):
         joined["Stats"] = joined["Stats"] * scalar_math.log2(scalar_math.e)
     return {port: found for port, found in joined.items() if port in node.outputs}
-
-
-def sequence_lengths(inputs: Mapping[str, Any], side: str, batch: int) -> Tensor | None:
-    """[B] actual lengths, or None."""
-    if f"seq_len_{side}" in inputs:
-        return inputs[f"seq_len_{side}"].reshape(batch)
-    if f"cu_seq_len_{side}" in inputs:
-        return inputs[f"cu_seq_len_{side}"].reshape(batch + 1).diff()
-    return None
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -140,14 +132,14 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, scores: _Scores, b: slice, r: slice) 
     score = scores(q[b, :, r], k[b], b, r)
     shape = (*score.shape[:3], 1)
     top = score.amax(-1, keepdim=True) if score.shape[-1] else score.new_full(shape, float("-inf"))
+    empty = top == float("-inf")
     if scores.sink is not None:
-        top = torch.maximum(top, scores.sink)
-    shift = torch.where(top == float("-inf"), torch.zeros_like(top), top)
+        top = torch.where(empty, top, torch.maximum(top, scores.sink))
+    shift = torch.where(empty, torch.zeros_like(top), top)
     weight = torch.exp(score - shift)
     total = weight.sum(-1, keepdim=True)
     if scores.sink is not None:
-        total = total + torch.exp(scores.sink - shift)
-    empty = total == 0
+        total = torch.where(empty, total, total + torch.exp(scores.sink - shift))
     weight = torch.where(empty, torch.zeros_like(weight), weight / total)
     if scores.dropout is not None:
         weight = weight * part(scores.dropout, b, r)[..., : scores.columns]

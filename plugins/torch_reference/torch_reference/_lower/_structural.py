@@ -18,13 +18,9 @@ def reshape(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
     x, source, target = inputs["input"], node.inputs["input"], node.outputs["Y"]
     if node.attrs["reshape_mode"] == "LOGICAL" or 0 in target.dim:
         return {"Y": x.reshape(target.dim)}
-    memory = x.new_zeros(_extent(source))
+    memory = x.new_zeros(1 + sum((size - 1) * step for size, step in zip(source.dim, source.stride, strict=True)))
     memory.as_strided(source.dim, source.stride).copy_(x)
     return {"Y": memory.as_strided(target.dim, target.stride)}
-
-
-def _extent(tensor: Any) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.dim, tensor.stride, strict=True))
 
 
 def transpose(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:

@@ -1,0 +1,237 @@
+"""Timing and reporting that every benchmark here shares.
+
+``medians`` times callables in one process, interleaved, so that a slow phase of the machine hits every one of them;
+``Report`` collects rows, prints a table and writes the JSON lines (one object a line: ``case, unit, ours, peer,
+peer_name, ratio, error, machine, versions``, and ``budget, ok`` where a budget exists).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["ROOT", "Report", "Row", "child", "medians", "options", "versions"]
+
+ROOT = Path(__file__).resolve().parents[1]
+_DISTS = ("cudnn-core", "torch", "numpy", "nvidia-cudnn-frontend")
+
+
+class Row(NamedTuple):
+    """One measurement.
+
+    ours, peer  in ``unit``; peer_name says what the peer is
+    error       of the result against the reference (for a launch that computes nothing: wrong addresses); None: no result
+    budget      of what ``gate`` names: "ours", "ratio" (ours / peer) or "difference" (ours - peer)
+    """
+
+    case: str
+    unit: str
+    ours: float
+    peer: float | None = None
+    peer_name: str = ""
+    error: float | None = None
+    budget: float | None = None
+    gate: str = "ours"
+
+    @property
+    def ratio(self) -> float | None:
+        return self.ours / self.peer if self.peer else None
+
+    @property
+    def gated(self) -> float | None:
+        """The number that the budget is for."""
+        if self.gate == "ratio":
+            return self.ratio
+        return self.ours if self.gate == "ours" or self.peer is None else self.ours - self.peer
+
+    @property
+    def ok(self) -> bool | None:
+        if self.error:
+            return False
+        return None if self.budget is None or self.gated is None else self.gated <= self.budget
+
+
+class Report:
+    """Rows, printed as they come."""
+
+    def __init__(self, *, table: bool = True) -> None:
+        self.rows: list[Row] = []
+        self._table = table
+        self._machine = machine()
+        self._versions = versions()
+
+    def section(self, title: str) -> None:
+        if self._table:
+            print(f"\n{title}\n{'':4} {'case':58} {'ours':>10} {'peer':>10} {'unit':5} {'ratio':>6}  {'budget':14} peer")
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        if self._table:
+            print(_line(row), flush=True)
+
+    def note(self, text: str) -> None:
+        print(f"     {text}", file=sys.stdout if self._table else sys.stderr)
+
+    @property
+    def missed(self) -> list[Row]:
+        return [row for row in self.rows if row.ok is False]
+
+    def json_lines(self) -> str:
+        return "".join(json.dumps(self._record(row)) + "\n" for row in self.rows)
+
+    def _record(self, row: Row) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "case": row.case,
+            "unit": row.unit,
+            "ours": _rounded(row.ours),
+            "peer": _rounded(row.peer),
+            "peer_name": row.peer_name or None,
+            "ratio": _rounded(row.ratio),
+            "error": row.error,
+            "machine": self._machine,
+            "versions": self._versions,
+        }
+        if row.budget is not None:
+            record |= {"budget": {row.gate: row.budget}, "ok": row.ok}
+        return record
+
+
+def medians(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int = 5,
+    rounds: int = 3,
+    seconds: float = 0.02,
+    iterations: int | None = None,
+) -> dict[str, float]:
+    """Nanoseconds a call takes, for each of ``calls``: the smallest of ``rounds`` medians of ``repeats`` samples.
+
+    One sample runs a callable for about ``seconds`` (or ``iterations`` times). Samples of all callables are interleaved.
+    The smallest median leaves out rounds in which the machine was busy with something else.
+    """
+    loops = {name: iterations or _loops(call, seconds) for name, call in calls.items()}
+    best = dict.fromkeys(calls, float("inf"))
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            samples: dict[str, list[float]] = {name: [] for name in calls}
+            for _ in range(repeats):
+                for name, call in calls.items():
+                    samples[name].append(_sample(call, loops[name]))
+            for name, values in samples.items():
+                best[name] = min(best[name], statistics.median(values))
+            gc.collect()
+    finally:
+        if enabled:
+            gc.enable()
+    return best
+
+
+def _sample(call: Callable[[], object], loops: int) -> float:
+    turns = range(loops)
+    call()
+    start = time.perf_counter_ns()
+    for _ in turns:
+        call()
+    return (time.perf_counter_ns() - start) / loops
+
+
+def _loops(call: Callable[[], object], seconds: float) -> int:
+    """How often ``call`` runs in ``seconds``; warms it up on the way."""
+    loops = 1
+    while True:
+        took = _sample(call, loops) * loops
+        if took > seconds * 1e8 or loops >= 1 << 20:  # a tenth of the time is enough for an estimate
+            return max(1, min(1 << 20, int(loops * seconds * 1e9 / took)))
+        loops *= 4
+
+
+def child(code: str, *, path: Sequence[str | Path] = (), cwd: str | Path | None = None) -> Any:
+    """What ``code`` prints as JSON in a fresh interpreter, ``path`` before everything on its ``sys.path`` but the core."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CUDNN_CORE_")}
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *map(str, path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, cwd=cwd or os.sep, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"the measured interpreter failed:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def machine() -> str:
+    """Processor, usable cores, GPUs if torch sees some."""
+    name = platform.processor() or platform.machine()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        name = next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    torch = sys.modules.get("torch")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
+    return ", ".join([f"{name}, {cores} cores", *gpus])
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for dist in _DISTS:
+        try:
+            found[dist] = version(dist)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """The command line that every benchmark has; a benchmark adds its own options."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", metavar="FILE", nargs="?", const="-", help="JSON lines; without FILE, on stdout alone")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a budget is missed")
+    return parser
+
+
+def finish(report: Report, args: argparse.Namespace) -> int:
+    """Write what ``args`` ask for; the exit status."""
+    if args.json == "-":
+        sys.stdout.write(report.json_lines())
+    elif args.json:
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.json).write_text(report.json_lines(), encoding="utf-8")
+    gated = sum(row.ok is not None for row in report.rows)
+    report.note("")
+    report.note(f"{gated - len(report.missed)} of {gated} budgets kept on {report._machine}")
+    for row in report.missed:
+        report.note(f"missed: {row.case}")
+    return 1 if args.check and report.missed else 0
+
+
+def _line(row: Row) -> str:
+    mark = {True: "ok", False: "MISS", None: ""}[row.ok]
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    budget = "" if row.budget is None else f"{'' if row.gate == 'ours' else row.gate + ' '}<= {row.budget:g}"
+    wrong = f"  error {row.error:g}" if row.error else ""
+    return (
+        f"{mark:4} {row.case:58} {_number(row.ours):>10} {_number(row.peer):>10} {row.unit:5} {ratio:>6}  {budget:14}"
+        f" {row.peer_name}{wrong}"
+    ).rstrip()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

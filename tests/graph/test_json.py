@@ -1,0 +1,130 @@
+"""Graph JSON: round trips, and every malformed document is a GraphError that names the place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+
+from cudnn_core import Dim, Graph, GraphError
+
+F32 = {"io_data_type": "float32", "intermediate_data_type": "float32", "compute_data_type": "float32"}
+
+
+def mlp():
+    g = Graph(name="mlp", **F32)
+    x = g.tensor(dim=(1, Dim("m", max=128), 8), name="x", uid=40)
+    w = g.tensor(dim=(1, 8, 16), stride=(128, 1, 8), name="w")
+    g.relu(g.add(g.matmul(x, w), 0.5), upper_clip=6.0).set_output(True).set_name("y")
+    return g
+
+
+def test_round_trip_keeps_key_uids_names_and_sizes():
+    g = mlp()
+    again = Graph.from_json(g.to_json())
+    assert again.key() == g.key()
+    assert again.to_json() == g.to_json()
+    assert {(o.uid, o.name, o.dim, o.stride) for o in again.freeze().operands} == {
+        (o.uid, o.name, o.dim, o.stride) for o in g.freeze().operands
+    }
+
+
+def test_round_trip_of_every_in_tree_op_in_the_case_library():
+    cases = pytest.importorskip("cudnn_core.testing._cases")
+    count = 0
+    for case in cases.all_cases():
+        g = case.build()
+        again = Graph.from_json(g.to_json())
+        assert again.key() == g.key(), case
+        count += 1
+    assert count > 20
+
+
+def test_non_finite_floats_stand_as_strings():
+    g = Graph(**F32)
+    g.relu(g.tensor(dim=(2, 3)), upper_clip=math.inf).set_output(True)
+    document = json.loads(g.to_json())
+    assert document["nodes"][0]["attrs"]["upper_clip"] == "inf"
+    assert Graph.from_json(g.to_json()).key() == g.key()
+
+
+def test_floats_round_trip_in_their_shortest_form():
+    g = Graph(**F32)
+    g.relu(g.tensor(dim=(2, 3)), negative_slope=0.1).set_output(True)
+    assert '"negative_slope":0.1' in g.to_json()
+
+
+def edit(path, value):
+    """A document with ``value`` at ``path``; DELETE removes the entry."""
+    document = json.loads(mlp().to_json())
+    target = document
+    for step in path[:-1]:
+        target = target[step]
+    if value is DELETE:
+        del target[path[-1]]
+    else:
+        target[path[-1]] = copy.deepcopy(value)
+    return json.dumps(document)
+
+
+DELETE = object()
+BAD = [
+    (("schema",), 2, "schema"),
+    (("tensor",), [], "unknown field 'tensor'"),
+    (("tensors",), {}, "graph.tensors"),
+    (("tensors", 0, "uid"), "1", r"tensors\[0\].uid"),
+    (("tensors", 0, "uid"), True, r"tensors\[0\].uid"),
+    (("tensors", 0, "dims"), [1], "unknown field 'dims'"),
+    (("tensors", 0, "dim"), "abc", "dim"),
+    (("tensors", 0, "dim"), [1, -2, 8], "sizes >= 0"),
+    (("tensors", 0, "dim"), [1, {"dim": "m"}, 8], "not a size"),
+    (("tensors", 0, "dim"), [1, 2.5, 8], "not a size"),
+    (("tensors", 0, "data_type"), "float23", "did you mean 'float32'"),
+    (("tensors", 0, "role"), "inptu", "did you mean 'input'"),
+    (("tensors", 0, "by_value"), 1, "by_value"),
+    (("tensors", 0, "value"), 1.0, "only a by-value tensor"),
+    (("tensors", 0, "reordering"), "F8", "tensor_reordering"),
+    (("tensors", 0, "ragged_offset"), 999, "no tensor with uid 999"),
+    (("nodes", 0, "op"), "matmull", "did you mean 'matmul'"),
+    (("nodes", 0, "inputs", "C"), 1, "no input 'C'"),
+    (("nodes", 0, "inputs", "A"), 999, "no tensor with uid 999"),
+    (("nodes", 0, "inputs", "A"), [40], "takes one uid"),
+    (("nodes", 0, "inputs", "A"), DELETE, "'A' is missing"),
+    (("nodes", 0, "outputs"), {}, "output 'C' of matmul is missing"),
+    (("nodes", 0, "attrs", "paddding"), 1.0, "did you mean 'padding'"),
+    (("nodes", 0, "attrs", "padding"), "x", "takes float"),
+    (("nodes", 0, "compute_data_type"), "float", "unknown data type"),
+    (("nodes", 0), 5, "must be an object"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "match"), BAD, ids=[".".join(map(str, p)) + f"-{i}" for i, (p, _, _) in enumerate(BAD)]
+)
+def test_a_malformed_document_names_the_place(path, value, match):
+    with pytest.raises(GraphError, match=match):
+        Graph.from_json(edit(path, value))
+
+
+@pytest.mark.parametrize("text", ["", "[", "null", "[]", "1", '{"schema":1,"schema":1}', "[" * 100_000, b"\xff\xfe"])
+def test_text_that_is_no_graph_is_a_graph_error(text):
+    with pytest.raises(GraphError):
+        Graph.from_json(text)
+
+
+def test_a_produced_tensor_declared_as_input_is_refused():
+    document = json.loads(mlp().to_json())
+    for tensor in document["tensors"]:
+        if tensor["role"] == "output":
+            tensor["role"] = "input"
+    with pytest.raises(GraphError, match="role 'input'"):
+        Graph.from_json(json.dumps(document))
+
+
+def test_an_invalid_graph_has_no_json():
+    g = Graph(**F32)
+    g.relu(g.tensor(dim=(2, 3)))
+    with pytest.raises(GraphError, match="set_output"):
+        g.to_json()
