@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._cache import CacheKey, CompileCache
     from ._checks import Carver, checks
-    from ._config import configure
+    from ._config import ConfigWarning, configure
     from ._context import build_device, create_device_properties
     from ._decision import Decision, DecisionError, EngineDecision
     from ._declines import Decline
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ._env import (
         backend_version,
         backend_version_string,
+        create_kernel_cache,
         driver_version,
         get_last_error_string,
         runtime_version,
@@ -71,10 +72,12 @@ if TYPE_CHECKING:
     from ._graph._graph import Graph
     from ._graph._tensor import Tensor
     from ._handle import Handle, create_handle, destroy_handle, get_stream, set_stream, to_backend_handle
+    from ._hooks import Check, EngineFailure, Registrar
+    from ._knobs import KnobError
     from ._ops import _schema as op_schema
     from ._ops._table import lookup as lookup_op
     from ._plan import Plan, pack
-    from ._registry import refresh, registry
+    from ._registry import EngineBroken, EngineLookupError, refresh, registry
 
     handle = Handle
     pygraph = Graph
@@ -90,9 +93,11 @@ _PUBLIC = {
     "BuildError": "_errors",
     "CacheKey": "_cache",
     "Carver": "_checks",
+    "Check": "_hooks",
     "CompileCache": "_cache",
     "CompiledPlan": "_engine",
     "ConfigError": "_errors",
+    "ConfigWarning": "_config",
     "CudnnCoreError": "_errors",
     "Decision": "_decision",
     "DecisionError": "_decision",
@@ -102,7 +107,10 @@ _PUBLIC = {
     "Dim": "_dims",
     "DriverError": "_errors",
     "Engine": "_engine",
+    "EngineBroken": "_registry",
     "EngineDecision": "_decision",
+    "EngineFailure": "_hooks",
+    "EngineLookupError": "_registry",
     "Estimate": "_engine",
     "ExecutionContext": "_engine",
     "ExecutionError": "_errors",
@@ -115,11 +123,13 @@ _PUBLIC = {
     "Handle": "_handle",
     "HandleError": "_errors",
     "HandleTypeError": "_errors",
+    "KnobError": "_knobs",
     "ManifestError": "_errors",
     "NoEngineError": "_errors",
     "Operand": "_engine",
     "Plan": "_plan",
     "PlanConfig": "_engine",
+    "Registrar": "_hooks",
     "Support": "_engine",
     "Tensor": "_graph._tensor",
     "VariantPack": "_engine",
@@ -136,6 +146,7 @@ _PUBLIC = {
     "convolution_mode": "_enums",
     "create_device_properties": "_context",
     "create_handle": "_handle",
+    "create_kernel_cache": "_env",
     "cuda_graph_retention": "_enums",
     "data_type": "_dtypes",
     "destroy_handle": "_handle",
@@ -170,7 +181,98 @@ _ALIASES = {
 }
 _MODULES = {"op_schema": "_ops._schema"}
 
-__all__ = [*_PUBLIC, *_ALIASES, *_MODULES, "__version__"]
+__all__ = [
+    "API",
+    "Artifact",
+    "BuildError",
+    "CacheKey",
+    "Carver",
+    "Check",
+    "CompileCache",
+    "CompiledPlan",
+    "ConfigError",
+    "ConfigWarning",
+    "CudnnCoreError",
+    "Decision",
+    "DecisionError",
+    "Decline",
+    "Declined",
+    "DeviceInfo",
+    "Dim",
+    "DriverError",
+    "Engine",
+    "EngineBroken",
+    "EngineDecision",
+    "EngineFailure",
+    "EngineLookupError",
+    "Estimate",
+    "ExecutionContext",
+    "ExecutionError",
+    "FrozenGraph",
+    "FrozenNode",
+    "FrozenTensor",
+    "Graph",
+    "GraphError",
+    "GraphTypeError",
+    "Handle",
+    "HandleError",
+    "HandleTypeError",
+    "KnobError",
+    "ManifestError",
+    "NoEngineError",
+    "Operand",
+    "Plan",
+    "PlanConfig",
+    "Registrar",
+    "Support",
+    "Tensor",
+    "VariantPack",
+    "__version__",
+    "as_dtype",
+    "attention_implementation",
+    "backend_version",
+    "backend_version_string",
+    "behavior_note",
+    "bits",
+    "build_device",
+    "build_plan_policy",
+    "checks",
+    "configure",
+    "convolution_mode",
+    "create_device_properties",
+    "create_handle",
+    "create_kernel_cache",
+    "cuda_graph_retention",
+    "cudnnGraphNotSupportedError",
+    "data_type",
+    "destroy_handle",
+    "device_info",
+    "diagonal_alignment",
+    "driver_version",
+    "get_last_error_string",
+    "get_stream",
+    "handle",
+    "heur_mode",
+    "knob_type",
+    "lookup_op",
+    "moe_grouped_matmul_mode",
+    "nbytes",
+    "norm_forward_phase",
+    "numerical_note",
+    "op_schema",
+    "pack",
+    "pygraph",
+    "reduction_mode",
+    "refresh",
+    "registry",
+    "reshape_mode",
+    "runtime_version",
+    "scalar_type",
+    "set_stream",
+    "tensor",
+    "tensor_reordering",
+    "to_backend_handle",
+]
 
 
 def __getattr__(name: str) -> object:

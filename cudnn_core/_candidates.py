@@ -105,7 +105,7 @@ def examine(request: Request, entry: EngineEntry) -> Candidate | EngineDecision:
             for pattern in request.filters.deselect
             if engine_entry_matches(pattern, spec)
         ),
-        *_pinned_elsewhere(request, spec.short_id),
+        *([] if spec.variants else _pinned_elsewhere(request, spec.short_id)),  # variants are looked at by name below
     ]
     if disabled:
         return row("disabled", disabled)
@@ -127,9 +127,11 @@ def examine(request: Request, entry: EngineEntry) -> Candidate | EngineDecision:
         return row("quarantined", [quarantine(request, entry, "check_support", broken)])
     assert isinstance(verdict, Support)
     try:
-        configs = _configs(request, entry, verdict)
+        configs, barred = _configs(request, entry, verdict)
     except KnobError as error:
         return row("declined", error.declines)
+    if not configs:
+        return row("disabled", barred)
     notes = notes_of(spec, verdict)
     limit = request.config.max_workspace
     if request.filters.max_workspace is not None:
@@ -262,20 +264,35 @@ def _support_problem(verdict: Any, spec: Any) -> str:
     return ""
 
 
-def _configs(request: Request, entry: EngineEntry, support: Support) -> tuple[PlanConfig, ...]:
-    """The engine's configs with complete knobs; configured knobs win over the engine's proposal."""
+def _configs(
+    request: Request, entry: EngineEntry, support: Support
+) -> tuple[tuple[PlanConfig, ...], tuple[Decline, ...]]:
+    """(the engine's configs with complete knobs, why variants were left out); configured knobs win over the engine's."""
     spec = entry.spec
     assert spec is not None
-    forced = {name: value for name, (value, _) in request.config.knobs_for(spec.short_id).items()}
     rule = pin_rule(request)
-    if rule is not None and rule.pins(spec.short_id):
-        forced.update(rule.knobs)
     made: list[PlanConfig] = []
+    barred: list[Decline] = []
     for config in support.configs:
+        member = f"{spec.short_id}/{config.variant}" if config.variant else spec.short_id
+        if config.variant:
+            reasons = [
+                *request.config.engine_declines(member, spec.maturity),
+                *(_avoided(avoiding, member) for avoiding in request.rules if avoiding.avoids(member)),
+                *_pinned_elsewhere(request, member),
+            ]
+            if reasons:
+                barred += [reason for reason in reasons if reason not in barred]
+                continue
+        forced = {name: value for name, (value, _) in request.config.knobs_for(member).items()}
+        if rule is not None and rule.pins(member):
+            forced.update(rule.knobs)
         full = PlanConfig(spec.id, spec.complete_knobs({**config.knobs, **forced}), config.variant)
         if full not in made:
             made.append(full)
-    return tuple(made)
+    if rule is not None:  # a pinned variant competes for its engine
+        made.sort(key=lambda config: not (config.variant and rule.pins(f"{spec.short_id}/{config.variant}")))
+    return tuple(made), tuple(barred)
 
 
 def _estimate(request: Request, entry: EngineEntry, config: PlanConfig) -> Estimate | None:

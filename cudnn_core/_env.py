@@ -17,6 +17,7 @@ __all__ = [
     "backend",
     "backend_version",
     "backend_version_string",
+    "create_kernel_cache",
     "driver_version",
     "environment_key",
     "get_last_error_string",
@@ -63,6 +64,15 @@ def backend_version_string() -> str:
 def get_last_error_string() -> str:
     """The backend's last error. Raises HandleError without a backend plugin."""
     return str(require_backend("get_last_error_string").get_last_error_string())
+
+
+def create_kernel_cache() -> Any:
+    """The backend's cache of compiled kernels, which graphs of runtime sizes share. Raises HandleError without a backend
+    plugin, or with one that has no such cache."""
+    create = getattr(require_backend("create_kernel_cache"), "create_kernel_cache", None)
+    if create is None:
+        raise HandleError("create_kernel_cache: the backend plugin has no kernel cache")
+    return create()
 
 
 def backend() -> BackendAPI | None:

@@ -257,13 +257,17 @@ def _rank(request: Request, fixed: FrozenGraph, candidates: list[Candidate]) -> 
     )
     rule = pin_rule(request)
     if rule is not None:
-        ranked = [
-            *(item._replace(order_index=-1) for item in ranked if rule.pins(item.candidate.entry.spec.short_id)),
-            *(item for item in ranked if not rule.pins(item.candidate.entry.spec.short_id)),
-        ]
+        pinned = [item for item in ranked if rule.pins(_member(item))]
+        ranked = [*(item._replace(order_index=-1) for item in pinned), *(i for i in ranked if i not in pinned)]
         if not any(item.order_index == -1 for item in ranked) and not is_strict(request, rule):
             _log.info("rule %s pins %s, which can't run the graph: ranking goes on", rule.origin, rule.use)
     return ranked
+
+
+def _member(item: Ranked) -> str:
+    """``plugin:engine[/variant]``, as configuration names it."""
+    short_id, variant = item.candidate.entry.spec.short_id, item.candidate.config.variant
+    return f"{short_id}/{variant}" if variant else short_id
 
 
 def tuning_record(graph_key: str, device: DeviceInfo) -> Any:
