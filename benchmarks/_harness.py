@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["ROOT", "Report", "Row", "child", "medians", "options", "versions"]
+__all__ = ["ROOT", "Report", "Row", "child", "finish", "machine", "medians", "options", "versions"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _DISTS = ("cudnn-core", "torch", "numpy", "nvidia-cudnn-frontend")

@@ -82,6 +82,7 @@ class Layout:
         "_on_cpu",
         "_outputs",
         "_overlaps",
+        "_plain",
         "defaults",
         "dims",
         "graph",
@@ -106,6 +107,8 @@ class Layout:
         self._device_type = device.type
         self._device_index = device.ordinal or 0
         self._fixed = not graph.dims
+        # Every operand is a buffer of a known size: what the fast roads can read.
+        self._plain = self._fixed and bool(self.slots) and not any(slot.by_value for slot in self.slots)
         self._aliases = aliases
         self._outputs = tuple(i for i, slot in enumerate(self.slots) if slot.operand.role != "input")
         self._extents = [slot.extent for slot in self.slots]
@@ -138,32 +141,39 @@ class Layout:
         self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None
     ) -> tuple[list[int], int, dict[str, int] | None, list[object]]:
         """(addresses, their bits or-ed, sizes of the Dims or None, objects to keep alive) for the buffers in ``values``."""
-        # The fast road: as many torch tensors as operands, each compared with what was accepted in its slot before. Where the
-        # declared strides are packed, is_contiguous says the same as a comparison of strides, at half the cost. Whatever is
-        # irregular starts over on the general road, which also words the errors.
-        if len(values) == len(self.slots):
+        # The fast roads: as many addresses, or torch tensors, as operands; each tensor compared with what was accepted in its
+        # slot before. Where the declared strides are packed, is_contiguous says the same as a comparison of strides, at half
+        # the cost. Whatever is irregular starts over on the general road, which also words the errors.
+        if len(values) == len(self.slots) and self._plain and not overrides:
             pointers: list[Any] = [None] * len(values)
             keys, fast, on_cpu = self._keys, self._fast, self._on_cpu
             try:
-                for key, value in values.items():
-                    index = keys[key]
-                    dtype, shape, stride = fast[index]
-                    if (
-                        value.dtype is not dtype
-                        or value.shape != shape
-                        or not (value.is_contiguous() if stride is None else value.stride() == stride)
-                        or not (value.is_cpu if on_cpu else value.get_device() == self._device_index)
-                    ):
-                        break
-                    pointers[index] = value.data_ptr()
+                for value in values.values():
+                    break
+                if type(value) is int:
+                    for key, value in values.items():
+                        if type(value) is not int:
+                            return self._read_any(values, overrides)
+                        pointers[keys[key]] = value
                 else:
-                    last, merged = self._last
-                    if pointers == last:  # the addresses of the last call: they passed the checks then
-                        return pointers, merged, None, _NO_OWNERS
-                    if None not in pointers:
-                        merged = self._check_addresses(pointers, None)
-                        self._last = (pointers.copy(), merged)
-                        return pointers, merged, None, _NO_OWNERS
+                    for key, value in values.items():
+                        index = keys[key]
+                        dtype, shape, stride = fast[index]
+                        if (
+                            value.dtype is not dtype
+                            or value.shape != shape
+                            or not (value.is_contiguous() if stride is None else value.stride() == stride)
+                            or not (value.is_cpu if on_cpu else value.get_device() == self._device_index)
+                        ):
+                            return self._read_any(values, overrides)
+                        pointers[index] = value.data_ptr()
+                last, merged = self._last
+                if pointers == last:  # the addresses of the last call: they passed the checks then
+                    return pointers, merged, None, _NO_OWNERS
+                if None not in pointers:
+                    merged = self._check_addresses(pointers, None)
+                    self._last = (pointers.copy(), merged)
+                    return pointers, merged, None, _NO_OWNERS
             except (AttributeError, KeyError, TypeError):
                 pass
         return self._read_any(values, overrides)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ._buffers import describe
 from ._engine import CompiledPlan, ExecutionContext, Operand, Runner, VariantPack
 from ._errors import BuildError, ExecutionError, HandleError
-from ._pack import Layout
+from ._pack import Layout, extent_bytes
 
 if TYPE_CHECKING:
     import os
@@ -208,30 +209,41 @@ class Plan:
 
     def _workspace(self, workspace: Any) -> int:
         need = self.workspace_size
-        if workspace is None:
-            raise ExecutionError(f"the plan needs a workspace of {need} bytes", operand="workspace")
         if isinstance(workspace, int):
-            address, size = workspace, None
+            address = workspace
         else:
-            from ._buffers import describe
-            from ._dtypes import nbytes
-
-            try:
-                view = describe(workspace, "workspace")
-            except TypeError as error:
-                raise ExecutionError(str(error), operand="workspace") from None
-            if view.device_type != self.device.type:
-                raise ExecutionError(
-                    f"the workspace is on {view.device_type}, the plan on {self.device.type}", operand="workspace"
-                )
-            address, size = view.address, nbytes(view.dtype, view.elements)
-        if size is not None and size < need:
-            raise ExecutionError(f"the workspace has {size} bytes, the plan needs {need}", operand="workspace")
+            try:  # a torch tensor; whatever is irregular is described, and refused, in general terms
+                address = workspace.data_ptr()
+                if (
+                    workspace.nbytes < need
+                    or not workspace.is_contiguous()
+                    or not (workspace.is_cpu if not self._guarded else workspace.get_device() == self.device.ordinal)
+                ):
+                    address = self._described_workspace(workspace)
+            except (AttributeError, TypeError):
+                address = self._described_workspace(workspace)
         if address <= 0 or address % WORKSPACE_ALIGN:
             raise ExecutionError(
                 f"the workspace at {address:#x} is not aligned to {WORKSPACE_ALIGN}", operand="workspace"
             )
         return address
+
+    def _described_workspace(self, workspace: Any) -> int:
+        """The address of any buffer that is large enough and on the plan's device."""
+        need = self.workspace_size
+        if workspace is None:
+            raise ExecutionError(f"the plan needs a workspace of {need} bytes", operand="workspace")
+        try:
+            view = describe(workspace, "workspace")
+        except TypeError as error:
+            raise ExecutionError(str(error), operand="workspace") from None
+        if view.device_type != self.device.type or (self._guarded and view.device_index != self.device.ordinal):
+            where = view.device_type if view.device_type == "cpu" else f"{view.device_type}:{view.device_index}"
+            raise ExecutionError(f"the workspace is on {where}, the plan on {_place(self.device)}", operand="workspace")
+        size = extent_bytes(view.dtype, view.shape, view.stride)
+        if size < need:
+            raise ExecutionError(f"the workspace has {size} bytes, the plan needs {need}", operand="workspace")
+        return view.address
 
     def _guard(self) -> None:
         """Refuse to launch while another GPU is current: the plan's kernels and pointers belong to one device."""

@@ -168,7 +168,11 @@ def _compiled(
     try:
         entry = registry.get(name)
         assert entry.spec is not None
+        if not entry.spec.has_variant(header["variant"]):
+            raise BuildError(f"engine {name} has no variant {header['variant']!r}")
         config = PlanConfig(entry.spec.id, entry.spec.complete_knobs(header["knobs"]), header["variant"])
+    except BuildError:
+        raise
     except CudnnCoreError as error:
         hint = f": pip install {header['dist']}" if header["dist"] else ""
         raise BuildError(f"the plan needs engine {name}{hint} ({error})") from error

@@ -271,7 +271,10 @@ def _member(item: Ranked) -> str:
 
 
 def tuning_record(graph_key: str, device: DeviceInfo) -> Any:
-    """The tuning record of a graph on a device in this environment, or None."""
+    """The tuning record of a graph on a device in this environment, or None. A device that is only described has none: records
+    belong to a driver, and it must not be asked."""
+    if device.synthetic:
+        return None
     from ._env import environment_key
     from ._tuning import device_facts, load
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ClassicSequence"]
 
-_NOTHING = (None, None, None, None)
-
 
 class ClassicSequence:
     """Planning and execution of a Graph."""
@@ -238,7 +236,7 @@ class ClassicSequence:
     ) -> None:
         """Run the selected plan on ``{tensor | uid | name: buffer}``, or on a sequence of buffers with ``tensor_uids``."""
         plan = self._active
-        if plan is not None and (override_uids, override_shapes, override_strides, tensor_uids) == _NOTHING:
+        if plan is not None and override_uids is override_shapes is override_strides is tensor_uids is None:
             plan.execute(tensor_dict, workspace, handle)
             return
         if self._index is None and self._survey is None:

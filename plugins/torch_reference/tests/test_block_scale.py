@@ -219,3 +219,12 @@ def test_store_of_a_tile_leaves_other_batches_alone():
     store(memory[512:].data_ptr(), Layout("fp8_e8m0", (128, 4), (4, 1), "F8_128x4"), torch.ones(128, 4), CPU)
     assert (memory[:512] == 9).all()
     assert (memory[512:] == 127).all()
+
+
+def test_a_block_just_above_a_power_of_two_times_the_largest_value_gets_the_next_scale():
+    above = torch.nextafter(torch.tensor(448.0), torch.tensor(1000.0))
+    graph = single("block_scale_quantize", {"input": ("float32", (1, 32))}, {"Y": ("fp8_e4m3", (1, 32)), "scale": ("fp8_e8m0", (1, 1))},
+                   {"block_size": 32, "axis": None, "transpose": False})  # fmt: skip
+    for precision in ("float32", "float64"):
+        assert oracle(graph, {"input": above.expand(1, 32)}, precision=precision)["scale"].item() == 2.0
+        assert oracle(graph, {"input": torch.full((1, 32), 448.0)}, precision=precision)["scale"].item() == 1.0

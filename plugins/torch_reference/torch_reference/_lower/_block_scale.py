@@ -75,7 +75,8 @@ def quantize(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]
     split = padded.unflatten(axis, (count, block))
     amax = split.abs().amax(axis + 1) if block and split.numel() else x.new_zeros(split.shape[: axis + 1])
     rounder = round_up if scale_type in ("fp8_e8m0", "fp8_e5m3") else round_value
-    scale = rounder(amax / largest(y_type), scale_type).to(math.dtype)
+    # In fp64: a quotient rounded to fp32 can fall onto a power of two that is too small.
+    scale = rounder(amax.double() / largest(y_type), scale_type).to(math.dtype)
 
     spread = scale.repeat_interleave(block, dim=axis).narrow(axis, 0, x.shape[axis])
     y = torch.where(spread == 0, torch.zeros_like(x), x / spread)

@@ -1,0 +1,204 @@
+"""Execution cases of host_overhead.py, against the frontend's own execute with a no-op engine on both sides.
+
+Both get the same buffers: 8 bfloat16 operands, and a workspace that the plan needs. ``error`` counts the addresses that
+reached the engine and are not those of the operands. The frontend's ``execute`` is timed as it is in
+``_frontend_peer``: without a handle, which is its faster form, and without its check of the current CUDA context.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _frontend_peer as frontend
+from benchmarks._harness import Report, Row, medians
+from benchmarks._planning import NoopEngineWithWorkspace, noop_engines
+
+import cudnn_core
+
+__all__ = ["binding", "execution", "plugins"]
+
+_OPERANDS = 8
+
+
+class Unbindable:
+    """An engine whose plan has no ``bind``: the core wraps its ``execute``."""
+
+    def check_support(self, graph: Any, ctx: Any) -> cudnn_core.Support:
+        return cudnn_core.Support((cudnn_core.PlanConfig("", {}),), workspace=0)
+
+    def build_plan(self, graph: Any, config: Any, ctx: Any) -> Any:
+        return UnbindablePlan()
+
+
+class UnbindablePlan:
+    workspace_size = 0
+
+    def execute(self, pack: Any, ctx: Any) -> None:
+        pass
+
+
+def execution(report: Report) -> None:
+    """The same operands through the frontend's execute and ours."""
+    import torch
+
+    report.section(f"Execute of {_OPERANDS} operands, no-op engine, a workspace of 256 bytes")
+    try:
+        peer, uids = frontend.make_noop_graph(_OPERANDS)
+    except RuntimeError as error:
+        report.note(str(error))
+        return
+    buffers = [torch.empty(tuple(peer.find_tensor(uid).get_dim()), dtype=torch.bfloat16) for uid in uids]
+    space = torch.empty(512, dtype=torch.uint8)
+    space = space[-space.data_ptr() % 256 :][:256]
+    with noop_engines(factory=NoopEngineWithWorkspace):
+        graph, tensors = _concatenation(buffers)
+        graph.build()
+    plan = graph.selected_plan
+    by_tensor = dict(zip(tensors, buffers, strict=True))
+    by_uid = {tensor.uid: buffer for tensor, buffer in by_tensor.items()}
+    addresses = {uid: buffer.data_ptr() for uid, buffer in by_uid.items()}
+    ordered, names = tuple(buffers), tuple(tensor.uid for tensor in tensors)
+    pack = plan.pack(by_tensor)
+
+    theirs = dict(zip(uids, buffers, strict=True))
+    call = partial(frontend.execute_callable, peer)
+    peers = {
+        "frontend, torch by tensor": call({peer.find_tensor(uid): buffer for uid, buffer in theirs.items()}, space),
+        "frontend, torch by uid": call(theirs, space),
+        "frontend, torch ordered": call(theirs, space, ordered=True),
+        "frontend, addresses": call({uid: b.data_ptr() for uid, b in theirs.items()}, space.data_ptr()),
+    }
+    execute = graph.execute
+    ours: dict[str, tuple[Callable[[], Any], str, float | None]] = {
+        "prepared pack": (lambda: plan.execute(pack, space), "frontend, torch ordered", 0.25),
+        "bare addresses": (lambda: execute(addresses, space.data_ptr()), "frontend, addresses", 0.5),
+        "bare addresses, against its fastest form": (
+            lambda: plan.execute(addresses, space.data_ptr()),
+            "frontend, torch ordered",
+            0.5,
+        ),
+        "torch tensors by tensor": (lambda: execute(by_tensor, space), "frontend, torch by tensor", 1.0),
+        "torch tensors by uid": (lambda: execute(by_uid, space), "frontend, torch by uid", 1.0),
+        "torch tensors in order": (
+            lambda: execute(ordered, space, tensor_uids=names),
+            "frontend, torch ordered",
+            1.0,
+        ),
+        "Plan.execute, torch tensors by tensor": (
+            lambda: plan.execute(by_tensor, space),
+            "frontend, torch by tensor",
+            1.0,
+        ),
+    }
+    errors = {name: _wrong(graph, call[0], addresses) for name, call in ours.items()}
+    for name, run in peers.items():
+        run()
+        if frontend.seen_pointers(peer) != {uid: buffer.data_ptr() for uid, buffer in theirs.items()}:
+            raise RuntimeError(f"{name}: the frontend's plan saw other addresses than the operands'")
+    took = medians({**peers, **{name: call[0] for name, call in ours.items()}})
+    for name, (_, peer_name, budget) in ours.items():
+        row = Row(name, "us", took[name] / 1e3, took[peer_name] / 1e3, peer_name, errors[name], budget, "ratio")
+        report.add(row)
+
+
+def _wrong(graph: cudnn_core.Graph, call: Callable[[], Any], addresses: dict[int, int]) -> float:
+    """How many addresses the engine got wrong."""
+    plan = graph.selected_plan
+    compiled = plan._compiled
+    compiled.seen[0] = ()
+    call()
+    expected = [addresses[operand.uid] for operand in plan.operands]
+    seen = list(compiled.seen[0])
+    return float(sum(a != b for a, b in zip(seen, expected, strict=False)) + abs(len(seen) - len(expected)))
+
+
+def binding(report: Report) -> None:
+    """``run`` of ``Plan.bind`` against the engine's own callable."""
+    report.section("The bound plan, nothing checked")
+    with noop_engines():
+        plan, addresses = _plan_of_addresses()
+    pack = plan.pack(addresses)
+    run = plan.bind(pack)
+    launch = plan._compiled.launch
+    pointers = pack.pointers
+    took = medians(
+        {"ours": lambda: run(pointers, 0, 0), "peer": lambda: launch(pointers, 0, 0), "execute": lambda: plan.execute(pack)}
+    )
+    report.add(
+        Row("bound run", "ns", took["ours"], took["peer"], "the engine's launcher", budget=150, gate="difference")
+    )
+    report.add(Row("Plan.execute of a pack", "ns", took["execute"], took["peer"], "the engine's launcher"))
+
+    with noop_engines(factory=Unbindable):
+        plan, addresses = _plan_of_addresses()
+    pack = plan.pack(addresses)
+    run = plan.bind(pack)
+    ctx = cudnn_core.ExecutionContext(None, plan.device)
+    execute = plan._compiled.execute
+    took = medians({"ours": lambda: run(pack.pointers, 0, 0), "peer": lambda: execute(pack, ctx)})
+    report.add(Row("bound run of an engine without bind", "ns", took["ours"], took["peer"], "the engine's execute"))
+
+
+def plugins(report: Report) -> None:
+    """Execution must not know how many plugins are installed."""
+    from tests.zoo._make import write_many
+
+    from cudnn_core._registry import installed_on
+
+    report.section("Execute with other plugins installed")
+    plans: dict[int, Any] = {}
+    with ExitStack() as stack:
+        for count in (100, 10, 0):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            write_many(Path(folder), count, 0)
+            stack.enter_context(_on_path(folder))
+            with installed_on([folder]) as registry, noop_engines(isolated=False):
+                assert len(registry.plugins) == count, registry.plugins
+                plan, addresses = _plan_of_addresses()
+                assert len(plan.decision.engines) == 3 * count + 1, plan.decision
+                plans[count] = (plan, plan.pack(addresses), addresses)
+        # The registry that knows 100 plugins stays in force while all three plans run.
+        with installed_on([folder]):
+            calls = {}
+            for count, (plan, pack, addresses) in plans.items():
+                calls[f"pack {count}"] = partial(plan.execute, pack)
+                calls[f"addresses {count}"] = partial(plan.execute, addresses)
+            took = medians(calls, rounds=5)
+    for form in ("pack", "addresses"):
+        for count in (10, 100):
+            peer_name = f"the same with 0 plugins ({form})"
+            case = f"execute, {form}, {count} plugins"
+            row = Row(case, "us", took[f"{form} {count}"] / 1e3, took[f"{form} 0"] / 1e3, peer_name)
+            report.add(row._replace(budget=1.05, gate="ratio"))
+
+
+@contextmanager
+def _on_path(folder: str) -> Iterator[None]:
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _concatenation(buffers: list[Any]) -> tuple[cudnn_core.Graph, list[Any]]:
+    """The peer's graph: one concatenation; its tensors in the order of ``buffers``, the output last."""
+    graph = cudnn_core.Graph(io_data_type="bfloat16")
+    inputs = [graph.tensor_like(buffer, name=f"x{index}") for index, buffer in enumerate(buffers[:-1])]
+    output = graph.concatenate(inputs=inputs, axis=1).set_output(True).set_data_type("bfloat16")
+    return graph, [*inputs, output]
+
+
+def _plan_of_addresses() -> tuple[Any, dict[int, int]]:
+    """A plan of the peer's graph, and made-up addresses for it: the engine doesn't look at them."""
+    graph = cudnn_core.Graph(io_data_type="bfloat16")
+    inputs = [graph.tensor(dim=(1, 64, 64), name=f"x{index}") for index in range(_OPERANDS - 1)]
+    output = graph.concatenate(inputs=inputs, axis=1).set_output(True).set_data_type("bfloat16")
+    plan = graph.plan(device="cpu")
+    return plan, {tensor.uid: (index + 1) << 20 for index, tensor in enumerate([*inputs, output])}

@@ -1,0 +1,137 @@
+"""One plugin's code, run in a child process that may hang, crash or print. Imported by the doctor, and run as the child.
+
+The child has this process's ``sys.path`` and sees no other plugin (``plugins.allow``), says on its result pipe what it is
+about to do and how that went, one JSON object a line, and is ended when the time limit is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = ["Examined", "Step", "examine"]
+
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from cudnn_core._cli._child import run; run(*sys.argv[2:])"
+
+
+class Step(NamedTuple):
+    """One thing that the child did: ``error`` is empty if it went well."""
+
+    what: str
+    seconds: float
+    error: str = ""
+
+
+class Examined(NamedTuple):
+    """What the child reported. ``hung``: what it was doing when its time was over; ``died``: how it ended early."""
+
+    steps: tuple[Step, ...]
+    checks: tuple[dict[str, Any], ...]
+    limit: float
+    hung: str = ""
+    died: str = ""
+
+
+def examine(plugin: str, limit: float) -> Examined:
+    """Import and construct everything that ``plugin`` has, in a child, for at most ``limit`` seconds."""
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    path = json.dumps([entry or os.getcwd() for entry in sys.path])
+    command = [sys.executable, "-c", _BOOT, path, plugin, str(write)]
+    with open(os.devnull, "r+b") as null:  # noqa: PTH123
+        child = subprocess.Popen(command, stdin=null, stdout=null, stderr=subprocess.PIPE, pass_fds=(write,))
+    os.close(write)
+    over = False
+    try:
+        _, errors = child.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        over = True
+        errors = b""
+        child.wait()
+        assert child.stderr is not None
+        child.stderr.close()
+    with os.fdopen(read, "rb") as pipe:
+        os.set_blocking(read, False)  # a grandchild may still hold the other end
+        text = pipe.read() or b""
+    return _understood(text, child.returncode, over, errors, limit)
+
+
+def _understood(text: bytes, code: int, over: bool, errors: bytes, limit: float) -> Examined:
+    steps: list[Step] = []
+    checks: list[dict[str, Any]] = []
+    doing, finished = "its start", False
+    for line in text.decode("utf-8", "replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            break
+        if "begin" in event:
+            doing = event["begin"]
+        elif "what" in event:
+            steps.append(Step(event["what"], event["seconds"], event["error"]))
+        elif "checks" in event:
+            checks += event["checks"]
+        else:
+            finished = True
+    if finished:
+        return Examined(tuple(steps), tuple(checks), limit)
+    if over:
+        return Examined(tuple(steps), tuple(checks), limit, hung=doing)
+    last = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
+    return Examined(tuple(steps), tuple(checks), limit, died=f"during {doing}, with code {code} {last[0]}".strip())
+
+
+# --- in the child
+def run(plugin: str, descriptor: str) -> None:
+    """Import every factory, op, hook and provided module of ``plugin`` and report each on ``descriptor``."""
+    with os.fdopen(int(descriptor), "w", encoding="utf-8") as pipe:
+
+        def tell(**event: Any) -> None:
+            pipe.write(json.dumps(event) + "\n")
+            pipe.flush()
+
+        def step(what: str, action: Callable[[], Any]) -> Any:
+            tell(begin=what)
+            start = time.perf_counter()
+            error, value = "", None
+            try:
+                value = action()
+            except Exception as problem:
+                error = f"{type(problem).__name__}: {problem}"
+            tell(what=what, seconds=time.perf_counter() - start, error=error)
+            return value
+
+        from .._config import configure
+        from .._registry import current
+
+        configure(plugins={"allow": [plugin]})
+        registry = step("hooks", lambda: current(enforce=False))
+        entries = [entry for entry in registry.engines if entry.plugin == plugin] if registry else []
+        for entry in entries:
+            if entry.spec is None:
+                tell(what=f"plugin {plugin}", seconds=0.0, error="; ".join(map(str, entry.reasons)))
+            elif entry.state == "eligible":
+                step(f"engine {entry.spec.name}", entry.instance)
+        for name in registry.op_factories if registry else ():
+            step(f"op {name}", lambda name=name: registry.op_row(name))
+        if registry:
+            step("hook cudnn_core_doctor", lambda: tell(checks=_doctor_checks(registry)))
+        tell(done=True)
+
+
+def _doctor_checks(registry: Any) -> list[dict[str, Any]]:
+    from .._env import environment_key
+
+    found: list[dict[str, Any]] = []
+    for result in registry.call_hooks("cudnn_core_doctor", env=environment_key()):
+        for check in result.value or ():
+            found.append({"name": str(check.name), "ok": bool(check.ok), "detail": str(check.detail)})
+        if result.error is not None:
+            found.append({"name": "hook cudnn_core_doctor", "ok": False, "detail": str(result.error)})
+    return found

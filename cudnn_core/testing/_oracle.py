@@ -1,0 +1,298 @@
+"""The kit's own oracle: every op in numpy fp64, each result with a bound of what rounding may have cost an engine.
+
+The error model (running error analysis, to first order with a margin). Let u be the unit roundoff of the node's compute type
+(2**-24 for float32; 0 for integers) and e the bound that an input carries (0 for graph inputs, which are exact).
+
+  sum of n products    e(C) = n 2u sum|a||b| + sum(|a| e(b) + e(a) |b| + e(a) e(b))    (2u: tensor cores truncate)
+  sum of n terms       e    = n 2u sum|x| + sum e(x)
+  function f           e    = |f(x +- d) - f(x)| + 4u (|f(x)| + s(x)), d = e(x) + 4u |x| + the smallest normal number (flushing
+                       subnormals is allowed); s is the size of what f cancels internally. Exact functions: d = e(x), no 4u.
+  softmax(s) v         the relative error of a probability is expm1(e(s) + max e(s) + (n + 8) 2u + 2u |s - max|), and it may be
+                       rounded once to the type of v
+  normalisation        the two rules above, through mean, variance and reciprocal root
+  delta rule           (T (K + 8) 2u + 4 u(type of q)) times the same recurrence on magnitudes: chunked forms pass through q's type
+  virtual tensor       plus half the spacing of its declared type, whether the engine rounds there or not
+  output               plus half the spacing of its type around the exact value, and that is the tolerance
+
+Functions take ``Val`` (value, bound) by port. ``_oracle_blocks`` has the larger ops. Imported by the kit's run phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ._codec import FORMATS, decode, encode, half_spacing
+
+if TYPE_CHECKING:
+    from .._graph._frozen import FrozenGraph
+
+__all__ = ["RULES", "Context", "Val", "evaluate", "product_error"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Val(NamedTuple):
+    """Exact values and error bounds, both fp64 and of one shape."""
+
+    v: Array
+    e: Array
+
+
+class Context(NamedTuple):
+    """``u``: unit roundoff of the node's arithmetic; ``tiny``: its smallest normal number."""
+
+    u: float
+    tiny: float
+
+
+Rule = Callable[[Any, Mapping[str, Any], Context], dict[str, Val]]
+RULES: dict[str, Rule] = {}
+
+
+def evaluate(graph: FrozenGraph, inputs: Mapping[int, Array]) -> dict[int, Val]:
+    """Every tensor of a graph of fixed sizes by index, from the codes of its inputs. KeyError for an op without a rule."""
+    from . import _oracle_blocks  # noqa: F401  fills RULES
+
+    known: dict[int, Val] = {}
+    for tensor in graph.tensors:
+        if tensor.is_constant:
+            known[tensor.index] = exact(np.full(tensor.dim, float(tensor.value or 0)))
+        elif tensor.index in inputs:
+            known[tensor.index] = exact(decode(inputs[tensor.index], tensor.dtype))
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            ports = {
+                port: [known[item.index] for item in held] if isinstance(held, tuple) else known[held.index]
+                for port, held in node.inputs.items()
+            }
+            results = _rule(node)(node, ports, _context(node))
+            for port, tensor in node.outputs.items():
+                found = results[port]
+                value = Val(_shaped(found.v, tensor.dim), _shaped(found.e, tensor.dim))
+                known[tensor.index] = _virtual(value, tensor.dtype) if tensor.role == "virtual" else value
+    return known
+
+
+def exact(value: Array) -> Val:
+    value = np.asarray(value, dtype=np.float64)
+    return Val(value, np.zeros_like(value))
+
+
+def _rule(node: Any) -> Rule:
+    found = RULES.get(node.op)
+    if found is None and node.op in POINTWISE:
+        return _pointwise
+    if found is None:
+        raise KeyError(f"the kit's own oracle has no op {node.op}")
+    return found
+
+
+def _context(node: Any) -> Context:
+    dtype = str(node.compute_dtype)
+    if dtype in ("int32", "int64"):
+        return Context(0.0, 0.0)
+    form = FORMATS.get(dtype) or FORMATS["float32"]
+    return Context(2.0 ** -(form.mantissa + 1), 2.0**form.emin)
+
+
+def _shaped(value: Array, dim: tuple[int, ...]) -> Array:
+    return value if value.shape == tuple(dim) else np.broadcast_to(value, dim)
+
+
+def _virtual(value: Val, dtype: str) -> Val:
+    """An intermediate: narrow types are rounded for real, since what follows depends on it."""
+    form = FORMATS.get(dtype)
+    rounding = half_spacing(dtype, np.abs(value.v) + value.e)
+    if form is not None and form.mantissa >= 7:
+        return Val(value.v, value.e + rounding)
+    stored = decode(encode(value.v, dtype), dtype)
+    return Val(stored, np.where(value.e > 0, value.e + 2 * rounding, 0.0))
+
+
+def product_error(
+    a: Val, b: Val, multiply: Callable[[Array, Array], Array], terms: int, u: float, *, value: bool = True
+) -> Val:
+    """The rule for sums of products; ``multiply`` is bilinear."""
+    size = multiply(np.abs(a.v), np.abs(b.v))
+    error = terms * 2 * u * size
+    if a.e.any() or b.e.any():
+        error = error + multiply(np.abs(a.v), b.e) + multiply(a.e, np.abs(b.v)) + multiply(a.e, b.e)
+    return Val(multiply(a.v, b.v) if value else size, _clean(error))
+
+
+def _clean(error: Array) -> Array:
+    """NaN marks places whose exact value is not finite; they are compared by kind."""
+    return np.where(np.isnan(error), 0.0, error)
+
+
+def propagate(function: Callable[..., Array], values: list[Val], c: Context, *, exactly: bool, cancels: Any = 0.0) -> Val:
+    """The rule for functions of elements."""
+    value = np.asarray(function(*(x.v for x in values)), dtype=np.float64)
+    u, tiny = (0.0, 0.0) if exactly else (c.u, c.tiny)
+    error = 4 * u * (np.abs(value) + np.abs(cancels)) if u else np.zeros_like(value)
+    for position, x in enumerate(values):
+        reach = x.e + 4 * u * np.abs(x.v) + tiny
+        if not reach.any():
+            continue
+        others = [y.v for y in values]
+        moved = [
+            np.asarray(function(*others[:position], x.v + sign * reach, *others[position + 1 :]), dtype=np.float64)
+            for sign in (1, -1)
+        ]
+        error = error + np.maximum(*(_clean(np.abs(other - value)) for other in moved))
+    return Val(value, np.broadcast_to(_clean(error), value.shape))
+
+
+# --- pointwise
+def _vector(function: Callable[[float], float]) -> Callable[[Array], Array]:
+    made = np.vectorize(function, otypes=[np.float64])
+    return lambda x: made(x) if np.size(x) else np.asarray(x, dtype=np.float64)
+
+
+erf = _vector(math.erf)
+erfc = _vector(math.erfc)
+
+
+def sigmoid(x: Array) -> Array:
+    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
+
+
+def _density(x: Array) -> Array:
+    return np.asarray(np.exp(-x * x / 2) / math.sqrt(2 * math.pi))
+
+
+def _tanh_inner(x: Array) -> Array:
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+
+
+def _gelu_tanh_slope(x: Array) -> Array:
+    t = np.tanh(_tanh_inner(x))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+
+
+def _relu(x: Array, slope: float, lower: float | None, upper: float | None) -> Array:
+    y = np.where(x > 0, x, np.where(np.isnan(x), x, slope * x if slope else 0.0))
+    y = y if lower is None else np.where(y < lower, lower, y)
+    return y if upper is None else np.where(y > upper, upper, y)
+
+
+def _relu_slope(x: Array, slope: float, lower: float | None, upper: float | None) -> Array:
+    y = np.where(x > 0, x, slope * x)
+    inside = np.ones_like(x, dtype=bool) if lower is None else ~(y < lower)
+    inside = inside if upper is None else inside & ~(y > upper)
+    return np.where(np.isnan(x), x, np.where(inside, np.where(x > 0, 1.0, slope), 0.0))
+
+
+def _fmod(a: Array, b: Array) -> Array:
+    return np.asarray(np.fmod(a, b))
+
+
+class _Point(NamedTuple):
+    """``cancels``: the size of what the textbook formula cancels; ``exactly``: no rounding at all."""
+
+    function: Callable[..., Any]
+    cancels: Callable[..., Any] | None = None
+    exactly: bool = False
+
+
+def _one(*x: Array) -> Any:
+    return 1.0
+
+
+def _first(*x: Array) -> Any:
+    return x[0]
+
+
+def _both(a: Array, b: Array) -> Any:
+    return np.abs(a) * (1 + np.abs(b))
+
+
+POINTWISE: dict[str, _Point] = {
+    "abs": _Point(np.abs, exactly=True),
+    "ceil": _Point(np.ceil, exactly=True),
+    "floor": _Point(np.floor, exactly=True),
+    "neg": _Point(np.negative, exactly=True),
+    "identity": _Point(lambda x: x, exactly=True),
+    "max": _Point(np.maximum, exactly=True),
+    "min": _Point(np.minimum, exactly=True),
+    "mod": _Point(_fmod, exactly=True),
+    "binary_select": _Point(lambda a, b, mask: np.where(mask != 0, a, b), exactly=True),
+    "cmp_eq": _Point(np.equal, exactly=True),
+    "cmp_neq": _Point(np.not_equal, exactly=True),
+    "cmp_ge": _Point(np.greater_equal, exactly=True),
+    "cmp_gt": _Point(np.greater, exactly=True),
+    "cmp_le": _Point(np.less_equal, exactly=True),
+    "cmp_lt": _Point(np.less, exactly=True),
+    "logical_and": _Point(np.logical_and, exactly=True),
+    "logical_or": _Point(np.logical_or, exactly=True),
+    "logical_not": _Point(np.logical_not, exactly=True),
+    "add": _Point(np.add, lambda a, b: np.abs(a) + np.abs(b)),
+    "sub": _Point(np.subtract, lambda a, b: np.abs(a) + np.abs(b)),
+    "mul": _Point(np.multiply),
+    "div": _Point(np.divide),
+    "add_square": _Point(lambda a, b: a + b * b, lambda a, b: np.abs(a) + b * b),
+    "pow": _Point(np.power),
+    "cos": _Point(np.cos, _one),
+    "sin": _Point(np.sin, _one),
+    "tan": _Point(np.tan, _one),
+    "exp": _Point(np.exp),
+    "log": _Point(np.log),
+    "erf": _Point(erf),
+    "sqrt": _Point(np.sqrt),
+    "rsqrt": _Point(lambda x: 1 / np.sqrt(x)),
+    "reciprocal": _Point(lambda x: 1 / x),
+    "tanh": _Point(np.tanh),
+    "sigmoid": _Point(sigmoid),
+    "elu": _Point(lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), _one),
+    "softplus": _Point(lambda x: np.logaddexp(x, 0), _one),
+    "gelu": _Point(lambda x: 0.5 * x * erfc(-x / math.sqrt(2)), _first),
+    "gelu_approx_tanh": _Point(lambda x: x * sigmoid(2 * _tanh_inner(x)), _first),
+    "elu_backward": _Point(lambda g, x: g * np.where(x > 0, 1.0, np.exp(np.minimum(x, 0))), _first),
+    "sigmoid_backward": _Point(lambda g, x: g * sigmoid(x) * sigmoid(-x), _first),
+    "softplus_backward": _Point(lambda g, x: g * sigmoid(x), _first),
+    "tanh_backward": _Point(lambda g, x: g * (1 - np.tanh(x) ** 2), _first),
+    "gelu_backward": _Point(lambda g, x: g * (0.5 * erfc(-x / math.sqrt(2)) + x * _density(x)), _both),
+    "gelu_approx_tanh_backward": _Point(lambda g, x: g * _gelu_tanh_slope(x), _both),
+}
+
+
+def _pointwise_of(node: Any) -> _Point:
+    attrs = node.attrs
+    if node.op in ("relu", "relu_backward"):
+        bounds = attrs["negative_slope"] or 0.0, attrs["lower_clip"], attrs["upper_clip"]
+        if node.op == "relu":
+            return _Point(lambda x: _relu(x, *bounds), exactly=not bounds[0])
+        return _Point(lambda g, x: g * _relu_slope(x, *bounds), exactly=not bounds[0])
+    if node.op in ("swish", "swish_backward"):
+        beta = attrs["swish_beta"]
+        if node.op == "swish":
+            return _Point(lambda x: x * sigmoid(beta * x), _first)
+        return _Point(lambda g, x: g * (sigmoid(beta * x) + beta * x * sigmoid(beta * x) * sigmoid(-beta * x)), _both)
+    return POINTWISE[node.op]
+
+
+for _name in ("relu", "relu_backward", "swish", "swish_backward"):
+    POINTWISE[_name] = _Point(np.abs)  # by attributes: see _pointwise_of
+
+
+def _pointwise(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
+    values = [ports[port] for port in ("in0", "in1", "in2") if port in ports]
+    row = _pointwise_of(node)
+    cancels = 0.0 if row.cancels is None else np.abs(row.cancels(*(x.v for x in values)))
+    whole = all(str(t.dtype) in ("int64", "int32", "int8", "uint8", "boolean") for t in node.inputs.values())
+    whole = whole and node.op in ("add", "sub", "mul", "add_square")
+    return {"out": propagate(row.function, values, c, exactly=row.exactly or whole, cancels=cancels)}
+
+
+def _gen_index(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
+    dim, axis = node.outputs["out"].dim, node.attrs["axis"]
+    shape = [1] * len(dim)
+    shape[axis] = dim[axis]
+    return {"out": exact(np.broadcast_to(np.arange(dim[axis], dtype=np.float64).reshape(shape), dim))}
+
+
+RULES["gen_index"] = _gen_index
