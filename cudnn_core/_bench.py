@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     from ._engine import PlanConfig
     from ._planner import Survey
 
-__all__ = ["Clock", "Competitor", "Restrictions", "Sweep", "Timing", "cpu_clock", "cuda_clock", "record_of", "restrictions", "store_sweep", "sweep"]
+__all__ = [
+    "Clock",
+    "Competitor",
+    "Restrictions",
+    "Sweep",
+    "Timing",
+    "cpu_clock",
+    "cuda_clock",
+    "record_of",
+    "restrictions",
+    "store_sweep",
+    "sweep",
+]
 
 _FILL_SECONDS = 1e-3  # a timing takes at least this long: the clock's own cost vanishes in it
 _MOST_RUNS = 10_000
@@ -227,8 +239,6 @@ def store_sweep(found: Survey, done: Sweep, limits: Restrictions) -> str:
     if not done.complete:
         failed = next(timing for timing in done.timings if timing.failure)
         return f"the sweep is incomplete ({failed.id}: {failed.failure})"
-    refused = store(
-        record_of(found, done.timings), pinned=bool(limits.pinned), filtered=bool(limits.filtered)
-    )
+    refused = store(record_of(found, done.timings), pinned=bool(limits.pinned), filtered=bool(limits.filtered))
     detail = limits.pinned or limits.filtered
     return f"{refused} ({detail})" if refused and detail else refused

@@ -91,17 +91,26 @@ def as_dtype(value: object) -> data_type:
     if value is None:
         return data_type.NOT_SET
     if isinstance(value, str):
+        found = _BY_VALUE.get(value)
         name = value
-        found = _BY_VALUE.get(name)
     else:
+        try:
+            return _KNOWN[value]
+        except (KeyError, TypeError):
+            pass
         name = str(getattr(value, "name", None) or getattr(value, "__name__", None) or value)
         name = name.removeprefix("torch.")
         found = _BY_VALUE.get(_FOREIGN.get(name, name))
+        if found is not None and value.__hash__ is not None:
+            _KNOWN[value] = found
     if found is None:
         raise GraphError(f"unknown data type {value!r}{nearest(name, _BY_VALUE)}")
     return found
 
 
+_KNOWN: dict[
+    object, data_type
+] = {}  # dtype objects of frameworks that were recognised: each call of execute asks again
 _BY_VALUE = {member.value: member for member in data_type}
 
 

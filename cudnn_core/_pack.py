@@ -28,6 +28,10 @@ _NO_OWNERS: list[object] = []
 _POINTER_ALIGN = 16  # the alignment class that a runner is bound for when every address has it
 
 
+# The bytes of every operand, and every pair that must not overlap, once: (output slot, its bytes, ((other slot, bytes), ...)).
+_Bounds = tuple[tuple[int, ...], tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]]
+
+
 class _Slot:
     """What is known of one operand before it is seen."""
 
@@ -39,6 +43,7 @@ class _Slot:
         "extent",
         "label",
         "operand",
+        "packed",
         "shape",
         "stride",
         "tensor",
@@ -58,6 +63,7 @@ class _Slot:
         if fixed:
             self.shape = tuple(operand.dim)  # type: ignore[arg-type]
             self.extent = extent_bytes(self.dtype, self.shape, operand.stride)  # type: ignore[arg-type]
+        self.packed = fixed and operand.stride == packed_strides(operand.dim)
         # An address must be a multiple of the element, capped at 16 bytes for the packed vector types.
         self.align = min(16, max(1, bits(self.dtype) // 8))
 
@@ -70,10 +76,10 @@ class Layout:
 
     __slots__ = (
         "_aliases",
+        "_bounds",
         "_default_slots",
         "_device_index",
         "_device_type",
-        "_extents",
         "_fast",
         "_fixed",
         "_ignored",
@@ -81,8 +87,8 @@ class Layout:
         "_last",
         "_on_cpu",
         "_outputs",
-        "_overlaps",
         "_plain",
+        "_seen",
         "defaults",
         "dims",
         "graph",
@@ -107,16 +113,17 @@ class Layout:
         self._device_type = device.type
         self._device_index = device.ordinal or 0
         self._fixed = not graph.dims
-        # Every operand is a buffer of a known size: what the fast roads can read.
-        self._plain = self._fixed and bool(self.slots) and not any(slot.by_value for slot in self.slots)
+        # Every operand is a buffer: what the fast roads can read.
+        self._plain = bool(self.slots) and not any(slot.by_value for slot in self.slots)
         self._aliases = aliases
         self._outputs = tuple(i for i, slot in enumerate(self.slots) if slot.operand.role != "input")
-        self._extents = [slot.extent for slot in self.slots]
-        self._overlaps = self._overlap_table(self._extents)
-        # Per slot (torch dtype, shape, strides or None where packed) once a torch tensor was accepted there.
+        self._bounds = self._bounds_of([slot.extent for slot in self.slots])
+        # Per slot (torch dtype, shape, strides or None where packed) once a torch tensor was accepted there. With runtime
+        # sizes: those of the last call that passed, whole. Then the sizes, and the bounds at them.
         self._fast: list[Any] = [None] * len(self.slots)
+        self._seen: tuple[list[Any], dict[str, int] | None, _Bounds] = (self._fast, None, self._bounds)
         self._on_cpu = device.type == "cpu"
-        self._last: tuple[list[Any], int] = ([], 0)
+        self._last: tuple[list[Any], Any, int] = ([], None, 0)
         self._keys: dict[object, int] = {}
         names: dict[str, int] = {}
         for i, slot in enumerate(self.slots):
@@ -146,19 +153,20 @@ class Layout:
         # the cost. Whatever is irregular starts over on the general road, which also words the errors.
         if len(values) == len(self.slots) and self._plain and not overrides:
             pointers: list[Any] = [None] * len(values)
-            keys, fast, on_cpu = self._keys, self._fast, self._on_cpu
+            keys, on_cpu = self._keys, self._on_cpu
+            seen, sizes, bounds = self._seen
             try:
                 for value in values.values():
                     break
                 if type(value) is int:
                     for key, value in values.items():
-                        if type(value) is not int:
+                        if type(value) is not int or not self._fixed:
                             return self._read_any(values, overrides)
                         pointers[keys[key]] = value
                 else:
                     for key, value in values.items():
                         index = keys[key]
-                        dtype, shape, stride = fast[index]
+                        dtype, shape, stride = seen[index]
                         if (
                             value.dtype is not dtype
                             or value.shape != shape
@@ -167,13 +175,13 @@ class Layout:
                         ):
                             return self._read_any(values, overrides)
                         pointers[index] = value.data_ptr()
-                last, merged = self._last
-                if pointers == last:  # the addresses of the last call: they passed the checks then
-                    return pointers, merged, None, _NO_OWNERS
+                last, of_sizes, merged = self._last
+                if pointers == last and sizes is of_sizes:  # those of the last call: they passed the checks then
+                    return pointers, merged, sizes, _NO_OWNERS
                 if None not in pointers:
-                    merged = self._check_addresses(pointers, None)
-                    self._last = (pointers.copy(), merged)
-                    return pointers, merged, None, _NO_OWNERS
+                    merged = self._check_addresses(pointers, bounds)
+                    self._last = (pointers.copy(), sizes, merged)
+                    return pointers, merged, sizes, _NO_OWNERS
             except (AttributeError, KeyError, TypeError):
                 pass
         return self._read_any(values, overrides)
@@ -184,6 +192,7 @@ class Layout:
         pointers: list[Any] = [None] * len(self.slots)
         owners: list[object] = []
         sizes: dict[str, int] | None = None if self._fixed else {}
+        seen: list[Any] = self._fast if self._fixed else [None] * len(self.slots)
         for key, value in values.items():
             index = self._keys.get(key)
             if index is None:
@@ -194,17 +203,38 @@ class Layout:
                 raise ExecutionError(f"operand {slot.label} is given twice", operand=slot.label)
             if type(value) is int and not slot.by_value:
                 pointers[index] = value
+            elif seen[index] is not None and self._matches(value, seen[index]):
+                pointers[index] = value.data_ptr()
             else:
-                pointers[index] = self._slow(index, value, sizes, owners)
+                pointers[index] = self._slow(index, value, sizes, owners, seen)
         for index in self._default_slots:
             if pointers[index] is None:
-                pointers[index] = self._slow(index, self.defaults[index], sizes, owners)
+                pointers[index] = self._slow(index, self.defaults[index], sizes, owners, seen)
         if None in pointers:
             missing = self.slots[pointers.index(None)].label
             raise ExecutionError(f"operand {missing} is missing", operand=missing)
         if overrides:
             self._override(overrides, sizes)
-        return pointers, self._check_addresses(pointers, sizes), sizes, owners
+        if sizes is None:
+            return pointers, self._check_addresses(pointers, self._bounds), None, owners
+        bounds = self._bounds_of(self._extents_at(sizes))
+        merged = self._check_addresses(pointers, bounds)
+        if None not in seen:
+            self._seen = (seen, sizes, bounds)
+        return pointers, merged, sizes, owners
+
+    def _matches(self, value: Any, seen: tuple[Any, Any, Any]) -> bool:
+        """Whether ``value`` is a tensor like the one that was accepted before."""
+        dtype, shape, stride = seen
+        try:
+            return (
+                value.dtype is dtype
+                and value.shape == shape
+                and (value.is_contiguous() if stride is None else value.stride() == stride)
+                and (value.is_cpu if self._on_cpu else value.get_device() == self._device_index)
+            )
+        except (AttributeError, TypeError):
+            return False
 
     def _unknown(self, key: object, value: object) -> None:
         if key is None:
@@ -223,8 +253,8 @@ class Layout:
         hint = nearest(str(key), names) if isinstance(key, str) else ""
         raise ExecutionError(f"the plan has no operand {label}{hint}", operand=str(label))
 
-    def _slow(self, index: int, value: Any, sizes: dict[str, int] | None, owners: list[object]) -> int:
-        """The address in ``value`` after every check, with the general means."""
+    def _slow(self, index: int, value: Any, sizes: dict[str, int] | None, owners: list[object], seen: list[Any]) -> int:
+        """The address in ``value`` after every check, with the general means; a torch tensor leaves its layout in ``seen``."""
         slot = self.slots[index]
         label = slot.label
         if slot.by_value and isinstance(value, (bool, int, float)):
@@ -266,14 +296,9 @@ class Layout:
                 and 0 not in shape
             ):
                 raise ExecutionError(f"operand {label} has strides {tuple(stride)}, needs {want}", operand=label)
-        if (
-            type(value).__module__ == "torch"
-            and slot.shape is not None
-            and view.dtype == slot.dtype
-            and not slot.by_value
-        ):
-            packed = slot.stride == packed_strides(slot.shape)
-            self._fast[index] = (value.dtype, slot.shape, None if packed else slot.stride)
+        # A Parameter counts as a torch tensor; its module is torch.nn.parameter.
+        if not slot.by_value and view.dtype == slot.dtype and type(value).__module__.partition(".")[0] == "torch":
+            seen[index] = (value.dtype, view.shape, None if slot.packed else view.stride)
         if hasattr(value, "__dlpack__") and not hasattr(value, "data_ptr"):
             owners.append(value)
         return view.address
@@ -326,21 +351,21 @@ class Layout:
             else:
                 match_sizes(slot.dim, tuple(shape), sizes, slot.label)
 
-    def _check_addresses(self, pointers: list[int], sizes: dict[str, int] | None) -> int:
+    def _extents_at(self, sizes: Mapping[str, int]) -> list[int]:
+        """The bytes of every operand at ``sizes``; ExecutionError for a size that no operand told."""
+        for dim in self.dims:
+            if dim not in sizes:
+                raise ExecutionError(
+                    f"the size of {dim} is unknown: pass a tensor that has it, or override_shapes", operand=dim
+                )
+        return [
+            extent_bytes(s.dtype, [evaluate(v, sizes) for v in s.dim], [evaluate(v, sizes) for v in s.stride])
+            for s in self.slots
+        ]
+
+    def _check_addresses(self, pointers: list[int], bounds: _Bounds) -> int:
         """The addresses or-ed, after null, alignment and overlap have been ruled out."""
-        overlaps = self._overlaps
-        extents = self._extents
-        if sizes is not None:
-            for dim in self.dims:
-                if dim not in sizes:
-                    raise ExecutionError(
-                        f"the size of {dim} is unknown: pass a tensor that has it, or override_shapes", operand=dim
-                    )
-            extents = [
-                extent_bytes(s.dtype, [evaluate(v, sizes) for v in s.dim], [evaluate(v, sizes) for v in s.stride])
-                for s in self.slots
-            ]
-            overlaps = self._overlap_table(extents)
+        extents, overlaps = bounds
         merged = 0
         for pointer in pointers:
             merged |= pointer
@@ -367,9 +392,8 @@ class Layout:
                     )
         return merged
 
-    def _overlap_table(self, extents: Sequence[int]) -> tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]:
-        """(output slot, its bytes, ((other slot, its bytes), ...)): every pair that must not overlap, once."""
-        return tuple(
+    def _bounds_of(self, extents: Sequence[int]) -> _Bounds:
+        return tuple(extents), tuple(
             (
                 out,
                 extents[out],

@@ -251,8 +251,9 @@ class Plan:
 
         live = driver()
         current = None if live is None else live.current_device()
-        # A thread without a current context is served by the device's primary context, which the engine makes current.
-        if live is None or (current is not None and current != self.device.ordinal):
+        if live is not None and current is None:  # a thread without a context gets the device's primary one
+            live.make_current(self.device.ordinal or 0)
+        elif live is None or current != self.device.ordinal:
             where = "no CUDA driver is available" if live is None else f"cuda:{current} is current"
             raise ExecutionError(f"the plan is for {_place(self.device)}, but {where}")
 

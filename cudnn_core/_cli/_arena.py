@@ -13,15 +13,13 @@ from ._inputs import blank, values_of
 from ._output import EnvironmentProblem
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .._engine import VariantPack
     from .._graph._frozen import FrozenGraph
     from .._plan import Plan
 
-    Array = np.ndarray[Any, Any]
-
 __all__ = ["Arena", "require_device"]
+
+Array = Any  # a numpy array; numpy is imported when a verb needs it
 
 _ALIGN = 256
 
@@ -38,11 +36,11 @@ class Arena:
         self._cuda = plan.device.type == "cuda" and not on_host
         self._memory: dict[int, Any] = {}
         values: dict[int, Any] = {}
-        shapes: dict[int, tuple[int, ...]] = {}
+        shapes: dict[int, Any] = {}
         for tensor in graph.operand_tensors():
             storage = inputs[tensor.uid] if tensor.role == "input" else blank(tensor)
             if tensor.by_value:
-                number = values_of(storage, str(tensor.dtype))[0].item()
+                number: Any = values_of(storage, str(tensor.dtype))[0].item()
                 values[tensor.uid] = number if str(tensor.dtype).startswith(("float", "bfloat")) else int(number)
                 continue
             self._memory[tensor.uid], values[tensor.uid] = self._allocate(storage)
@@ -107,7 +105,9 @@ def _bytes(size: int) -> Array:
 def require_device(device: Any, what: str) -> None:
     """EnvironmentProblem unless operands can be put on ``device``."""
     if device.synthetic:
-        raise EnvironmentProblem(f"{what} needs the device itself, and {device.device_name or device.type} is only described")
+        raise EnvironmentProblem(
+            f"{what} needs the device itself, and {device.device_name or device.type} is only described"
+        )
     if device.type == "cuda":
         if find_spec("torch") is None:
             raise EnvironmentProblem(f"{what} on a GPU needs torch: pip install torch")

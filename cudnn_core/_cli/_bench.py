@@ -81,9 +81,7 @@ def _preparation(found: Survey, index: int, inputs: Any) -> Callable[[], Callabl
         assert request is not None
         assert entry.engine is not None
         compiled = build_config(request, entry.engine, entry.config)
-        plan = finish(
-            request.graph, compiled, entry.config, found.decision(), request.device, request.handle, {}, ()
-        )
+        plan = finish(request.graph, compiled, entry.config, found.decision(), request.device, request.handle, {}, ())
         return Arena(plan, request.graph.at(request.sizes), inputs).runner()
 
     return prepare

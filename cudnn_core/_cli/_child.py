@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = ["Examined", "Step", "examine"]
@@ -41,7 +43,7 @@ def examine(plugin: str, limit: float) -> Examined:
     """Import and construct everything that ``plugin`` has, in a child, for at most ``limit`` seconds."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
-    path = json.dumps([entry or os.getcwd() for entry in sys.path])
+    path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
     command = [sys.executable, "-c", _BOOT, path, plugin, str(write)]
     with open(os.devnull, "r+b") as null:  # noqa: PTH123
         child = subprocess.Popen(command, stdin=null, stdout=null, stderr=subprocess.PIPE, pass_fds=(write,))
@@ -111,18 +113,29 @@ def run(plugin: str, descriptor: str) -> None:
         from .._registry import current
 
         configure(plugins={"allow": [plugin]})
-        registry = step("hooks", lambda: current(enforce=False))
-        entries = [entry for entry in registry.engines if entry.plugin == plugin] if registry else []
-        for entry in entries:
-            if entry.spec is None:
-                tell(what=f"plugin {plugin}", seconds=0.0, error="; ".join(map(str, entry.reasons)))
-            elif entry.state == "eligible":
+        registry = step("the registry and its hooks", partial(current, enforce=False))
+        if registry is None:
+            tell(done=True)
+            return
+        for entry in registry.engines:
+            if entry.plugin == plugin and entry.spec is None:
+                tell(what="the plugin", seconds=0.0, error="; ".join(map(str, entry.reasons)))
+            elif entry.plugin == plugin and entry.state == "eligible":
                 step(f"engine {entry.spec.name}", entry.instance)
-        for name in registry.op_factories if registry else ():
-            step(f"op {name}", lambda name=name: registry.op_row(name))
-        if registry:
-            step("hook cudnn_core_doctor", lambda: tell(checks=_doctor_checks(registry)))
+        for name in registry.op_factories:
+            step(f"op {name}", partial(registry.op_row, name))
+        for name in [
+            n for item in registry.plugins if item.plugin == plugin and item.manifest for n in item.manifest.provides
+        ]:
+            step(f"service {name}", partial(_provided, registry, name))
+        step("hook cudnn_core_doctor", lambda: tell(checks=_doctor_checks(registry)))
         tell(done=True)
+
+
+def _provided(registry: Any, name: str) -> None:
+    """Import the module that the plugin provides as ``name``; its failure is data in the registry."""
+    if registry.provider(name) is None:
+        raise ImportError("; ".join(map(str, registry.provider_declines(name))))
 
 
 def _doctor_checks(registry: Any) -> list[dict[str, Any]]:
@@ -130,8 +143,9 @@ def _doctor_checks(registry: Any) -> list[dict[str, Any]]:
 
     found: list[dict[str, Any]] = []
     for result in registry.call_hooks("cudnn_core_doctor", env=environment_key()):
-        for check in result.value or ():
-            found.append({"name": str(check.name), "ok": bool(check.ok), "detail": str(check.detail)})
+        found += [
+            {"name": str(check.name), "ok": bool(check.ok), "detail": str(check.detail)} for check in result.value or ()
+        ]
         if result.error is not None:
             found.append({"name": "hook cudnn_core_doctor", "ok": False, "detail": str(result.error)})
     return found

@@ -16,13 +16,11 @@ from ..testing._codec import code_dtype, decode, encode
 from ._output import EnvironmentProblem, UsageProblem
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .._graph._frozen import FrozenGraph, FrozenNode, FrozenTensor
 
-    Array = np.ndarray[Any, Any]
-
 __all__ = ["blank", "load_arrays", "make_inputs", "need_numpy", "sizes_from_arrays", "values_of"]
+
+Array = Any  # a numpy array; numpy is imported when a verb needs it
 
 # Vectors of bytes are bytes here: int8x4 is four int8 elements.
 _VECTORS = {"int8x4": ("int8", 4), "uint8x4": ("uint8", 4), "int8x32": ("int8", 32)}
@@ -59,9 +57,7 @@ def make_inputs(graph: FrozenGraph, seed: int, arrays: Mapping[str, Any] | None 
 
     if arrays is not None:
         return _from_arrays(graph, arrays)
-    ragged = {
-        tensor.ragged_offset.uid: tensor for tensor in graph.tensors if tensor.ragged_offset is not None
-    }
+    ragged = {tensor.ragged_offset.uid: tensor for tensor in graph.tensors if tensor.ragged_offset is not None}
     made = {}
     for index, tensor in enumerate(graph.operand_tensors()):
         if tensor.role == "input":
@@ -133,7 +129,9 @@ def _codes(tensor: FrozenTensor, array: Array, label: str) -> Array:
 
     dtype = str(tensor.dtype)
     if dtype in _VECTORS or tensor.reordering != "NONE":
-        raise UsageProblem(f"inputs: {label} is {dtype} with reordering {tensor.reordering}: only random values serve it")
+        raise UsageProblem(
+            f"inputs: {label} is {dtype} with reordering {tensor.reordering}: only random values serve it"
+        )
     width = code_dtype(dtype)
     if str(array.dtype) in (dtype, "bool") or (array.dtype.kind == "V" and array.dtype.itemsize == width.itemsize):
         return np.ascontiguousarray(array).view(width)
@@ -150,32 +148,24 @@ def _place(tensor: FrozenTensor, codes: Array) -> Array:
     """Storage with the codes at the tensor's strides."""
     import numpy as np
 
-    storage = np.zeros(_extent(tensor), dtype=np.uint8)
-    if 0 in tensor.dim:
-        return storage
-    if bits(tensor.dtype) == 4:
-        where = sum(
-            np.arange(size).reshape([-1 if axis == other else 1 for other in range(len(tensor.dim))]) * step
-            for axis, (size, step) in enumerate(zip(tensor.dim, tensor.stride, strict=True))
-        )
-        flat = np.zeros(2 * len(storage), dtype=np.uint8)
-        flat[where] = codes
-        return flat[::2] | (flat[1::2] << 4)
-    flat = storage.view(codes.dtype)
-    strides = [step * codes.dtype.itemsize for step in tensor.stride]
-    np.lib.stride_tricks.as_strided(flat, tensor.dim, strides)[...] = codes
+    from ..testing._memory import Layout
+
+    dim: Any = tensor.dim
+    stride: Any = tensor.stride
+    storage: Array = np.zeros(_extent(tensor), dtype=np.uint8)
+    if storage.size:
+        Layout(str(tensor.dtype), dim, stride).write(storage, 0, codes.reshape(dim))
     return storage
 
 
 # --- random values
-def _values(
-    graph: FrozenGraph, tensor: FrozenTensor, count: int, ragged: FrozenTensor | None, generator: Any
-) -> Array:
+def _values(graph: FrozenGraph, tensor: FrozenTensor, count: int, ragged: FrozenTensor | None, generator: Any) -> Array:
     """``count`` values that suit every op that reads the tensor."""
     import numpy as np
 
     if ragged is not None:  # every batch entry at its dense place
-        return np.arange(count) * (ragged.stride[0] // max(ragged.ragged_offset_multiplier, 1))
+        step: Any = ragged.stride[0]
+        return np.arange(count) * (step // max(ragged.ragged_offset_multiplier, 1))
     for node_index, port in tensor.consumers:
         node = graph.nodes[node_index]
         if port in _INDICES:
@@ -301,4 +291,6 @@ def _elements(tensor: FrozenTensor) -> int:
 
 
 def _extent(tensor: FrozenTensor) -> int:
-    return extent_bytes(tensor.dtype, tensor.dim, tensor.stride)
+    dim: Any = tensor.dim
+    stride: Any = tensor.stride
+    return extent_bytes(tensor.dtype, dim, stride)

@@ -50,7 +50,7 @@ def note(message: str) -> None:
 
 def fail(error: Exception, code: int, as_json: bool) -> int:
     """Report an error; returns ``code``."""
-    kind = {UsageProblem: "usage", EnvironmentProblem: "environment", Failure: "findings"}
+    kind: dict[type[Exception], str] = {UsageProblem: "usage", EnvironmentProblem: "environment", Failure: "findings"}
     note(f"error: {error}")
     if as_json:
         facts = {"exit": code, "type": kind.get(type(error), type(error).__name__), "message": str(error)}

@@ -137,7 +137,9 @@ def _plugin(verbs: Any) -> None:
     new.add_argument("name", help="the plugin's id: [a-z][a-z0-9_]*")
     new.add_argument("--dir", metavar="DIR", help="the folder to make (default: NAME)")
     lint = _verb(actions, "lint", "_lint:lint", "check a plugin without running its code")
-    lint.add_argument("subject", metavar="PATH_OR_NAME", help="a project folder, a wheel, or an installed plugin or dist")
+    lint.add_argument(
+        "subject", metavar="PATH_OR_NAME", help="a project folder, a wheel, or an installed plugin or dist"
+    )
     lint.add_argument("--no-build", action="store_true", help="don't build a project folder's wheel to look into it")
     test = _verb(actions, "test", "_test:test", "run the conformance kit on an installed plugin")
     test.add_argument("name", help="the plugin's id")

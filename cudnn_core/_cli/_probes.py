@@ -109,7 +109,6 @@ def _imports_of(plugin: PluginEntry, found: Any) -> Iterator[Line]:
         yield Line("imports", "problem", f"{who} ended its process", found.died)
 
 
-
 def cache(options: Any) -> Iterator[Line]:
     """The cache folder: there, this user's, nobody else's. Nothing is made."""
     from .._store import UnusableError, cache_root, make_private
@@ -166,7 +165,9 @@ def backend(options: Any) -> Iterator[Line]:
     if len(claims) > 1:
         yield Line("backend", "problem", "several plugins provide the backend", ", ".join(claims))
     else:
-        yield Line("backend", "ok" if claims else "info", "cuDNN backend", claims[0] if claims else "no plugin provides it")
+        yield Line(
+            "backend", "ok" if claims else "info", "cuDNN backend", claims[0] if claims else "no plugin provides it"
+        )
 
 
 def configuration(options: Any) -> Iterator[Line]:

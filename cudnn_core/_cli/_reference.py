@@ -19,15 +19,13 @@ from ._inputs import values_of
 from ._output import EnvironmentProblem
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .._graph._frozen import FrozenGraph, FrozenNode, FrozenTensor
     from .._graph._graph import Graph
     from .._plan import Plan
 
-    Array = np.ndarray[Any, Any]
-
 __all__ = ["Comparison", "Oracle", "compare", "oracle", "tolerance"]
+
+Array = Any  # a numpy array; numpy is imported when a verb needs it
 
 
 class Oracle(NamedTuple):
@@ -49,7 +47,7 @@ class Comparison(NamedTuple):
     name: str
     uid: int
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     max_abs: float
     max_rel: float
     tolerance: float
@@ -96,7 +94,9 @@ def _reference_plan(graph: Graph, sizes: Mapping[str, int]) -> Plan:
             return finish(found.request.graph, compiled, entry.config, found.decision(), cpu, None, {}, ())
     from .._decision_text import PIP_LINE
 
-    tiers = {entry.id: entry.spec.tier for entry in found.request.registry.engines if entry.spec} if found.request else {}
+    tiers = (
+        {entry.id: entry.spec.tier for entry in found.request.registry.engines if entry.spec} if found.request else {}
+    )
     declined = [row for row in found.rows if tiers.get(row.id) == "reference"]
     why = "; ".join(f"{row.id}: {', '.join(map(str, row.reasons))}" for row in declined)
     raise EnvironmentProblem(f"there is no reference to check against: {why or f'try `{PIP_LINE}`'}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import CudnnCoreError
 from ._load import device_named, load_graph, sizes_named
-from ._output import Failure, UsageProblem, aligned, emit_json
+from ._output import Failure, aligned, emit_json
 
 if TYPE_CHECKING:
     from .._graph._frozen import FrozenGraph
@@ -111,9 +111,7 @@ def _document(
     }
 
 
-def _report(
-    arena: Arena, options: Any, sizes: Mapping[str, int], expected: Oracle, results: list[Comparison]
-) -> str:
+def _report(arena: Arena, options: Any, sizes: Mapping[str, int], expected: Oracle, results: list[Comparison]) -> str:
     plan = arena.plan
     knobs = ", ".join(f"{name}={value}" for name, value in plan.knobs.items())
     by = f" by executor {options.executor}" if options.executor else ""
@@ -144,27 +142,22 @@ def _report(
 
 
 def _save(name: str, graph: FrozenGraph, outputs: Mapping[int, Any]) -> None:
-    """The outputs as arrays of their shapes; types that numpy lacks as their codes."""
+    """The outputs as arrays of their shapes; types that numpy lacks as their codes, reordered ones as bytes."""
     import numpy as np
 
-    from .._dtypes import bits
-    from ..testing._codec import code_dtype
+    from ..testing._memory import Layout
 
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for tensor in graph.operand_tensors():
         if tensor.role == "input":
             continue
-        dtype = str(tensor.dtype)
-        if bits(dtype) < 8 or dtype in ("int8x4", "uint8x4", "int8x32") or tensor.reordering != "NONE":
-            arrays[tensor.name or str(tensor.uid)] = outputs[tensor.uid]
-            continue
-        try:
-            kind = np.dtype("bool" if dtype == "boolean" else dtype)
-        except TypeError:
-            kind = code_dtype(dtype)
-        flat = outputs[tensor.uid].view(kind)
-        strides = [step * kind.itemsize for step in tensor.stride]
-        arrays[tensor.name or str(tensor.uid)] = np.lib.stride_tricks.as_strided(flat, tensor.dim, strides).copy()
-    if len(arrays) < sum(tensor.role != "input" for tensor in graph.operand_tensors()):
-        raise UsageProblem(f"--outputs {name}: two outputs have one name")
+        key = tensor.name if tensor.name and tensor.name not in arrays else str(tensor.uid)
+        arrays[key] = outputs[tensor.uid]
+        if tensor.reordering == "NONE" and not tensor.dtype.startswith(("int8x", "uint8x")):
+            dim: Any = tensor.dim
+            stride: Any = tensor.stride
+            codes = Layout(str(tensor.dtype), dim, stride).read(outputs[tensor.uid], 0)
+            native = {"boolean": "bool"}.get(tensor.dtype, str(tensor.dtype))
+            known = native in ("bool", "float64", "float32", "float16", "int64", "int32", "int8", "uint8")
+            arrays[key] = codes.view(native) if known else codes
     np.savez(name, **arrays)

@@ -236,8 +236,8 @@ class ClassicSequence:
     ) -> None:
         """Run the selected plan on ``{tensor | uid | name: buffer}``, or on a sequence of buffers with ``tensor_uids``."""
         plan = self._active
-        if plan is not None and override_uids is override_shapes is override_strides is tensor_uids is None:
-            plan.execute(tensor_dict, workspace, handle)
+        if plan is not None and override_uids is override_shapes is override_strides is None:
+            plan.execute(tensor_dict if tensor_uids is None else _ordered(tensor_dict, tensor_uids), workspace, handle)
             return
         if self._index is None and self._survey is None:
             self.build()
@@ -431,7 +431,7 @@ def _strings(values: Iterable[str], where: str) -> list[str]:
 
 
 def _ordered(buffers: Any, uids: Sequence[int]) -> dict[int, Any]:
-    if isinstance(buffers, Mapping):
+    if type(buffers) is not tuple and isinstance(buffers, Mapping):
         raise ExecutionError("with tensor_uids the operands are a sequence of buffers, not a mapping")
     if len(buffers) != len(uids):
         raise ExecutionError(f"{len(uids)} tensor_uids and {len(buffers)} buffers")

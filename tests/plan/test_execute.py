@@ -529,3 +529,76 @@ def test_two_threads_build_one_plan_once():
 
 def test_plan_is_a_public_name():
     assert isinstance(Plan, type)
+
+
+# --- the launch guard, with a driver of two GPUs
+class TwoGpus:
+    """A driver with two equal GPUs whose current one the test chooses."""
+
+    current: int | None = 0
+
+    def __init__(self):
+        self.made_current = []
+
+    def device_count(self):
+        return 2
+
+    def attribute(self, name, ordinal):
+        return {"COMPUTE_CAPABILITY_MAJOR": 9, "MULTIPROCESSOR_COUNT": 132}.get(name, 0)
+
+    def name(self, ordinal):
+        return "NVIDIA H200"
+
+    def total_memory(self, ordinal):
+        return 141 << 30
+
+    def current_device(self):
+        return self.current
+
+    def make_current(self, ordinal):
+        self.made_current.append(ordinal)
+
+    def driver_version(self):
+        return 13000
+
+    def runtime_version(self):
+        return 13000
+
+
+@pytest.fixture
+def gpus(recorder):
+    from cudnn_core._driver import use_driver
+
+    fake = TwoGpus()
+    with use_driver(fake):
+        g = Graph(**F32)
+        g.relu(g.tensor(dim=(4,), name="x")).set_output(True).set_name("y")
+        yield fake, g.plan(device=0), {"x": 256, "y": 4096}, recorder.calls
+
+
+def test_a_plan_launches_only_while_its_gpu_is_current(gpus):
+    fake, plan, operands, calls = gpus
+    made = plan.pack(operands)
+    plan.execute(operands)
+    plan.execute(made)
+    plan.bind(made)
+    assert len(calls) == 2
+    fake.current = 1
+    for launch in (lambda: plan.execute(operands), lambda: plan.execute(made), lambda: plan.bind(made)):
+        with pytest.raises(ExecutionError, match="for cuda:0, but cuda:1 is current"):
+            launch()
+    assert len(calls) == 2
+
+
+def test_a_thread_without_a_context_gets_the_plans_device(gpus):
+    fake, plan, operands, calls = gpus
+    fake.current = None
+    plan.execute(operands)
+    assert (fake.made_current, len(calls)) == ([0], 1)
+
+
+def test_a_handle_of_another_gpu_is_refused(gpus):
+    _, plan, operands, calls = gpus
+    with pytest.raises(HandleError, match="cuda:1, the plan for cuda:0"):
+        plan.execute(operands, handle=cudnn_core.create_handle(device=1))
+    assert calls == []

@@ -37,7 +37,6 @@ class MatmulPlan:
         self._block_rows = int(knobs["block_rows"])
         self._pack = bool(knobs["pack"])
         self._slots = {tensor.index: slot for slot, tensor in enumerate(graph.operand_tensors())}
-        self._dtypes = [str(operand.dtype) for operand in graph.operands]
         self.workspace_size = matmul_workspace(graph, facts, knobs)
 
     def serialize(self) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -49,23 +48,17 @@ class MatmulPlan:
 
     def bind(self, layout: tuple[Operand, ...]) -> Callable[[Sequence[int], int, int], None]:
         facts, size, pack = self._facts, self.workspace_size, self._pack
-        out = layout[self._slots[facts.out]]
-        shape = ints(out.dim)
-        views: dict[str, Layout] = {"out": (shape, ints(out.stride))}
-        for name, index in (("a", facts.a), ("b", facts.b), ("bias", facts.bias)):
-            if isinstance(index, int):
-                tail = {"a": (shape[-2], 0), "b": (0, shape[-1]), "bias": shape[-2:]}[name]
-                views[name] = _broadcast(layout[self._slots[index]], shape[:-2], tail)
+        slot = {"out": self._slots[facts.out], "a": self._slots[facts.a], "b": self._slots[facts.b]}
+        if isinstance(facts.bias, int):
+            slot["bias"] = self._slots[facts.bias]
+        shape = ints(layout[slot["out"]].dim)
+        tails = {"out": shape[-2:], "a": (shape[-2], 0), "b": (0, shape[-1]), "bias": shape[-2:]}
+        views = {name: _broadcast(layout[slot[name]], shape[:-2], tails[name]) for name in slot}
         k = views["a"][0][-1]
         views = _fold(views)
-        shape = views["out"][0]
-        batch, m, n = shape[:-2], shape[-2], shape[-1]
+        *batch, m, n = views["out"][0]
         rows = min(self._block_rows, m)
-        slots = {"out": facts.out, "a": facts.a, "b": facts.b, "bias": facts.bias}
-        view = {
-            name: viewer(self._slots[slots[name]], *views[name], self._dtypes[self._slots[slots[name]]])  # type: ignore[index]
-            for name in views
-        }
+        view = {name: viewer(slot[name], *views[name], str(layout[slot[name]].dtype)) for name in slot}
         constant = np.float32(facts.bias) if isinstance(facts.bias, float) else None
         starts = range(0, m, max(rows, 1))
 

@@ -21,6 +21,9 @@ __all__ = ["ACTIVATIONS", "MatmulFacts", "NormFacts", "is_readable_by_blas", "ma
 ACTIVATIONS = {"": 0, "relu": 0, "gelu_approx_tanh": 1, "gelu": 3}
 
 
+NORMS = ("layernorm", "rmsnorm", "acme_rmsnorm_gated")
+
+
 class MatmulFacts(NamedTuple):
     """A (+ bias) (activation) chain. Indices of tensors; ``bias`` is None, an index, or a float for a constant."""
 
@@ -112,6 +115,9 @@ def norm_facts(graph: FrozenGraph) -> tuple[NormFacts | None, tuple[Decline, ...
         declines.append(Decline("op.count", "graph", expected=1, actual=len(graph.nodes)))
         return None, tuple(declines)
     (node,) = graph.nodes
+    if node.op not in NORMS:
+        declines.append(Decline("op.unsupported", node.op, list(NORMS), node.op))
+        return None, tuple(declines)
     x, scale = node.inputs["input"], node.inputs["scale"]
     bias, gate = node.inputs.get("bias"), node.inputs.get("gate")
     y, mean = node.outputs["Y"], node.outputs.get("mean")

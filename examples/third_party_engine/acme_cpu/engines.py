@@ -23,8 +23,8 @@ FLOAT = 4  # bytes
 
 # The estimates' constants: what a core does in a product, what memory gives, what a call and a block of it cost in Python.
 # calibration.json says how far off the estimates were where they were measured (benchmarks/calibrate.py).
-_FLOPS_PER_CORE = 60e9
-_BYTES_PER_S = 8e9
+_FLOPS_PER_CORE = 70e9
+_BYTES_PER_S = 30e9
 _US_PER_CALL = 12.0
 _US_PER_BLOCK = 10.0
 _CALIBRATION = "calibration.json"
@@ -43,7 +43,7 @@ class FusedMatmul:
         assert facts is not None
         batch, m, n, k = matmul_sizes(graph, facts)
         blocks = batch * -(-m // config.knobs["block_rows"])
-        passes = {"": 0, "relu": 1, "gelu_approx_tanh": 8, "gelu": 25}[facts.activation]
+        passes = {"": 0, "relu": 1, "gelu_approx_tanh": 8, "gelu": 40}[facts.activation]
         return _estimate(graph, ctx, 2.0 * batch * m * n * k, passes * batch * m * n, blocks)
 
     def build_plan(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> CompiledPlan:
