@@ -128,7 +128,11 @@ def binding(report: Report) -> None:
     launch = plan._compiled.launch
     pointers = pack.pointers
     took = medians(
-        {"ours": lambda: run(pointers, 0, 0), "peer": lambda: launch(pointers, 0, 0), "execute": lambda: plan.execute(pack)}
+        {
+            "ours": lambda: run(pointers, 0, 0),
+            "peer": lambda: launch(pointers, 0, 0),
+            "execute": lambda: plan.execute(pack),
+        }
     )
     report.add(
         Row("bound run", "ns", took["ours"], took["peer"], "the engine's launcher", budget=150, gate="difference")

@@ -72,7 +72,9 @@ class Report:
 
     def section(self, title: str) -> None:
         if self._table:
-            print(f"\n{title}\n{'':4} {'case':58} {'ours':>10} {'peer':>10} {'unit':5} {'ratio':>6}  {'budget':14} peer")
+            print(
+                f"\n{title}\n{'':4} {'case':58} {'ours':>10} {'peer':>10} {'unit':5} {'ratio':>6}  {'budget':14} peer"
+            )
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
@@ -160,6 +162,7 @@ def _loops(call: Callable[[], object], seconds: float) -> int:
 def child(code: str, *, path: Sequence[str | Path] = (), cwd: str | Path | None = None) -> Any:
     """What ``code`` prints as JSON in a fresh interpreter, ``path`` before everything on its ``sys.path`` but the core."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CUDNN_CORE_")}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling sources anew at each start is nobody's deployment
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *map(str, path)])
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, cwd=cwd or os.sep, capture_output=True, text=True, check=False
@@ -198,7 +201,9 @@ def versions() -> dict[str, str]:
 def options(description: str) -> argparse.ArgumentParser:
     """The command line that every benchmark has; a benchmark adds its own options."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", metavar="FILE", nargs="?", const="-", help="JSON lines; without FILE, on stdout alone")
+    parser.add_argument(
+        "--json", metavar="FILE", nargs="?", const="-", help="JSON lines; without FILE, on stdout alone"
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 if a budget is missed")
     return parser
 

@@ -66,7 +66,9 @@ def noop_engines(
          "maturity": "stable", "aot": True, "knobs": knobs}
         for i, name in enumerate(names)
     ]  # fmt: skip
-    with temporary_plugin({"plugin": "noop", "engine": rows}, dict.fromkeys(names, factory), isolated=isolated) as found:
+    with temporary_plugin(
+        {"plugin": "noop", "engine": rows}, dict.fromkeys(names, factory), isolated=isolated
+    ) as found:
         yield found
 
 

@@ -29,7 +29,9 @@ _CASES = {
 
 def main(argv: list[str] | None = None) -> int:
     parser = options(__doc__.split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--only", nargs="+", choices=_CASES, default=list(_CASES), metavar="CASE", help=", ".join(_CASES))
+    parser.add_argument(
+        "--only", nargs="+", choices=_CASES, default=list(_CASES), metavar="CASE", help=", ".join(_CASES)
+    )
     args = parser.parse_args(argv)
     report = Report(table=args.json != "-")
     for name in args.only:

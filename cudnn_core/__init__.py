@@ -4,8 +4,7 @@ A graph of operations goes in; the best installed engine for that graph on that 
 use (PEP 562), so that the import itself loads nothing but this file.
 """
 
-from __future__ import annotations
-
+# No import at all, not even of __future__: tests/overhead/test_import.py.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._cache import CacheKey, CompileCache

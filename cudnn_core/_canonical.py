@@ -119,9 +119,11 @@ def optional(field: Field) -> Field:
 
 def one_of(*choices: object) -> Field:
     """Exactly one of ``choices``, type included (``true`` is not 1)."""
+    types = {type(choice) for choice in choices}
+    typed = {(type(choice), choice) for choice in choices}
     return Field(
         "one of " + " ".join(map(str, choices)),
-        lambda value: any(type(value) is type(choice) and value == choice for choice in choices),
+        lambda value: type(value) in types and (type(value), value) in typed,
     )
 
 

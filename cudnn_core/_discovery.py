@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from ._declines import Decline
 from ._versions import normalise
 
-__all__ = ["Broken", "Discovery", "Found", "Point", "Skipped", "locate", "scan"]
+__all__ = ["Broken", "Discovery", "Found", "Point", "Skipped", "locate", "read_bytes", "scan"]
 
 ENGINES = "cudnn_core.engines"
 EXECUTORS = "cudnn_core.executors"
@@ -226,7 +226,7 @@ def _read(root: str, directory: str, broken: list[Broken], thorough: bool) -> _D
         version = version.partition("-py")[0]
     text = b""
     try:
-        text = _bytes(f"{path}/entry_points.txt", _MAX_ENTRY_POINTS)
+        text = read_bytes(f"{path}/entry_points.txt", _MAX_ENTRY_POINTS)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
@@ -255,7 +255,7 @@ def _header(path: str, directory: str) -> tuple[str, str] | None:
     file_names = ("METADATA",) if directory.endswith(".dist-info") else ("PKG-INFO", "")
     for file_name in file_names:
         try:
-            head = _bytes(f"{path}/{file_name}" if file_name else path, 4096)
+            head = read_bytes(f"{path}/{file_name}" if file_name else path, 4096)
         except OSError:
             continue
         fields = {"name": "", "version": ""}
@@ -336,7 +336,7 @@ def _hidden_by_cwd(point: Point, directory: str, here: str) -> bool:
 
 def _is_editable(origin: str) -> bool:
     try:
-        data = _bytes(f"{origin}/direct_url.json", 65536)
+        data = read_bytes(f"{origin}/direct_url.json", 65536)
     except OSError:
         return False
     return re.search(rb'"editable"\s*:\s*true', data) is not None
@@ -375,7 +375,7 @@ def _here() -> str:
         return ""
 
 
-def _bytes(path: str, limit: int) -> bytes:
+def read_bytes(path: str, limit: int) -> bytes:
     """At most ``limit`` bytes of a file. ``open`` costs three times as much, and 1,000 of them are half of a scan."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:

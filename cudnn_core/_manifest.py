@@ -10,7 +10,7 @@ that this core does not know), ``from_document`` validates. ``parse`` does all t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -373,12 +373,10 @@ def _matching(table: _Table, key: str, value: Any, pattern: re.Pattern[str], wha
     return value
 
 
-def _reject_repeats(table: _Table, key: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise table.error(key, f"{name!r} occurs twice")
-        seen.add(name)
+def _reject_repeats(table: _Table, key: str, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise table.error(key, f"{twice!r} occurs twice")
 
 
 def _is_number(value: object) -> bool:

@@ -13,59 +13,22 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._buffers import describe, encode_scalar
-from ._dims import dims_of, evaluate, match_sizes, packed_strides
-from ._dtypes import as_dtype, bits
+from ._dims import dims_of, evaluate, match_sizes
 from ._engine import Operand, VariantPack
 from ._errors import ExecutionError, nearest
+from ._slot import Slot, extent_bytes, same_storage, unpack
 
 if TYPE_CHECKING:
     from ._device import DeviceInfo
-    from ._graph._frozen import FrozenGraph, FrozenTensor
+    from ._graph._frozen import FrozenGraph
 
 __all__ = ["Layout"]
 
 _NO_OWNERS: list[object] = []
 _POINTER_ALIGN = 16  # the alignment class that a runner is bound for when every address has it
 
-
 # The bytes of every operand, and every pair that must not overlap, once: (output slot, its bytes, ((other slot, bytes), ...)).
 _Bounds = tuple[tuple[int, ...], tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]]
-
-
-class _Slot:
-    """What is known of one operand before it is seen."""
-
-    __slots__ = (
-        "align",
-        "by_value",
-        "dim",
-        "dtype",
-        "extent",
-        "label",
-        "operand",
-        "packed",
-        "shape",
-        "stride",
-        "tensor",
-    )
-
-    def __init__(self, tensor: FrozenTensor, operand: Operand) -> None:
-        self.tensor = tensor
-        self.operand = operand
-        self.label = operand.name or f"uid {operand.uid}"
-        self.dtype = tensor.dtype.value
-        self.by_value = operand.by_value
-        self.dim = operand.dim
-        self.stride = operand.stride
-        self.shape: tuple[int, ...] | None = None  # fixed sizes, else None
-        fixed = all(isinstance(v, int) for v in (*operand.dim, *operand.stride))
-        self.extent = 0
-        if fixed:
-            self.shape = tuple(operand.dim)  # type: ignore[arg-type]
-            self.extent = extent_bytes(self.dtype, self.shape, operand.stride)  # type: ignore[arg-type]
-        self.packed = fixed and operand.stride == packed_strides(operand.dim)
-        # An address must be a multiple of the element, capped at 16 bytes for the packed vector types.
-        self.align = min(16, max(1, bits(self.dtype) // 8))
 
 
 class Layout:
@@ -108,7 +71,7 @@ class Layout:
         self.operands = graph.operands
         self.dims = graph.dims
         self.slots = tuple(
-            _Slot(tensor, operand) for tensor, operand in zip(graph.operand_tensors(), graph.operands, strict=True)
+            Slot(tensor, operand) for tensor, operand in zip(graph.operand_tensors(), graph.operands, strict=True)
         )
         self._device_type = device.type
         self._device_index = device.ordinal or 0
@@ -156,9 +119,7 @@ class Layout:
             keys, on_cpu = self._keys, self._on_cpu
             seen, sizes, bounds = self._seen
             try:
-                for value in values.values():
-                    break
-                if type(value) is int:
+                if type(next(iter(values.values()))) is int:
                     for key, value in values.items():
                         if type(value) is not int or not self._fixed:
                             return self._read_any(values, overrides)
@@ -278,9 +239,9 @@ class Layout:
             raise ExecutionError(f"operand {label} is an output in a read-only buffer", operand=label)
         shape, stride = view.shape, view.stride
         if view.dtype != slot.dtype:
-            if not self._same_storage(view.dtype, slot.dtype):
+            if not same_storage(view.dtype, slot.dtype):
                 raise ExecutionError(f"operand {label} has data type {view.dtype}, needs {slot.dtype}", operand=label)
-            shape, stride = self._unpack(slot, view, shape, stride)
+            shape, stride = unpack(slot, view, shape, stride)
         if slot.by_value:
             if view.elements != 1:
                 raise ExecutionError(f"operand {label} is passed by value, got {view.elements} elements", operand=label)
@@ -302,38 +263,6 @@ class Layout:
         if hasattr(value, "__dlpack__") and not hasattr(value, "data_ptr"):
             owners.append(value)
         return view.address
-
-    @staticmethod
-    def _same_storage(have: str, want: str) -> bool:
-        """Types that frameworks lack travel as bytes: fp8 and 4-bit types in uint8 or int8, int8x4 in int8 or int32."""
-        if want in ("fp8_e4m3", "fp8_e5m2", "fp8_e8m0", "fp8_e5m3", "fp4_e2m1", "int4", "boolean"):
-            return have in ("uint8", "int8")
-        return want in ("int8x4", "uint8x4", "int8x32") and have in ("int8", "uint8")
-
-    def _unpack(self, slot: _Slot, view: Any, shape: Any, stride: Any) -> tuple[Any, Any]:
-        """Shape and strides in elements of the declared type, for a buffer that holds bytes."""
-        width = bits(slot.dtype)
-        if width == 8:
-            return shape, stride
-        axis = next((i for i, step in enumerate(slot.stride) if step == 1), None)
-        if axis is None or len(shape) != len(slot.stride) or stride[axis] not in (0, 1):
-            raise ExecutionError(
-                f"operand {slot.label}: {slot.dtype} in a {view.dtype} buffer needs a unit-stride axis",
-                operand=slot.label,
-            )
-        shape, stride = list(shape), list(stride)
-        if width == 4:
-            shape[axis] *= 2
-            stride = [step if i == axis else step * 2 for i, step in enumerate(stride)]
-        else:
-            ratio = width // 8
-            if shape[axis] % ratio or any(step % ratio for i, step in enumerate(stride) if i != axis):
-                raise ExecutionError(
-                    f"operand {slot.label}: bytes do not fill whole {slot.dtype} vectors", operand=slot.label
-                )
-            shape[axis] //= ratio
-            stride = [step if i == axis else step // ratio for i, step in enumerate(stride)]
-        return tuple(shape), tuple(stride)
 
     def _override(self, overrides: Mapping[int, Sequence[int]], sizes: dict[str, int] | None) -> None:
         for uid, shape in overrides.items():
@@ -426,13 +355,3 @@ class Layout:
 
 def _known(values: Sequence[Any], sizes: dict[str, int] | None) -> bool:
     return all(dim.name in (sizes or {}) for dim in dims_of(values))
-
-
-def extent_bytes(dtype: str, dim: Sequence[int], stride: Sequence[int]) -> int:
-    """Bytes from the first to past the last element; 0 for an empty tensor."""
-    last = 0
-    for size, step in zip(dim, stride, strict=True):
-        if size == 0:
-            return 0
-        last += (size - 1) * step
-    return (bits(as_dtype(dtype)) * (last + 1) + 7) // 8

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ._buffers import describe
 from ._engine import CompiledPlan, ExecutionContext, Operand, Runner, VariantPack
 from ._errors import BuildError, ExecutionError, HandleError
-from ._pack import Layout, extent_bytes
+from ._pack import Layout
+from ._slot import extent_bytes
 
 if TYPE_CHECKING:
     import os
@@ -127,7 +128,7 @@ class Plan:
             pointers: Sequence[int] = operands.pointers
         else:
             try:
-                pointers, merged, sizes, _keep = self._layout.read(operands, override_shapes)
+                pointers, merged, sizes, _keep = self._layout.read(operands, override_shapes)  # type: ignore[arg-type]
             except (AttributeError, TypeError):
                 _require_mapping(operands)
                 raise

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ._declines import Decline
-from ._discovery import Found
+from ._discovery import Found, read_bytes
 from ._errors import CudnnCoreError, ManifestError
 from ._hooks import HookResult, PluginHooks, Registrar, _describe, _short
 from ._manifest import EngineSpec, Manifest, api_decline, from_document, load
@@ -181,11 +181,7 @@ def record_of(found: Found) -> PluginRecord:
         return PluginRecord(found, None, found.problem)
     fmt = "json" if found.manifest_path.endswith(".json") else "toml"
     try:
-        if found.manifest is not None:
-            data = found.manifest
-        else:
-            with open(found.manifest_path, "rb") as file:  # noqa: PTH123  see _discovery
-                data = file.read((1 << 20) + 1)
+        data = found.manifest if found.manifest is not None else read_bytes(found.manifest_path, (1 << 20) + 1)
         document = load(data, fmt)
         refused = api_decline(document)
         if refused is not None:

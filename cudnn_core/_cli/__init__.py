@@ -33,12 +33,12 @@ OK, FINDINGS, USAGE, ENVIRONMENT = 0, 1, 2, 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's); returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments, rest = _split(list(sys.argv[1:] if argv is None else argv))
     as_json = "--json" in arguments
-    from ._parser import build_parser
+    from ._parser import parse
 
     try:
-        options = build_parser().parse_args(arguments)
+        options = parse(arguments, rest)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     except UsageProblem as error:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.simplefilter("default", category)
         warnings.showwarning = _show_warning
         try:
-            return _run(options)
+            return _dispatch(options)
         except KeyboardInterrupt:
             print("cudnn-core: interrupted", file=sys.stderr)
             return 130
@@ -86,7 +86,15 @@ def exit_code(error: Exception) -> int | None:
     return ENVIRONMENT if isinstance(error, OSError) else None
 
 
-def _run(options: Any) -> int:
+def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """The arguments before the first ``--``, and those after it, which some verbs hand on."""
+    if "--" not in arguments:
+        return arguments, None
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _dispatch(options: Any) -> int:
     from importlib import import_module
 
     module, _, function = options.handler.partition(":")

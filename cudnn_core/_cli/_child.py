@@ -1,6 +1,6 @@
 """One plugin's code, run in a child process that may hang, crash or print. Imported by the doctor, and run as the child.
 
-The child has this process's ``sys.path`` and sees no other plugin (``plugins.allow``), says on its result pipe what it is
+The child has this process's ``sys.path`` and sees no other plugin (``plugins.allow``), says in its report what it is
 about to do and how that went, one JSON object a line, and is ended when the time limit is over.
 """
 
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -41,27 +42,28 @@ class Examined(NamedTuple):
 
 def examine(plugin: str, limit: float) -> Examined:
     """Import and construct everything that ``plugin`` has, in a child, for at most ``limit`` seconds."""
-    read, write = os.pipe()
-    os.set_inheritable(write, True)
     path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
-    command = [sys.executable, "-c", _BOOT, path, plugin, str(write)]
-    with open(os.devnull, "r+b") as null:  # noqa: PTH123
-        child = subprocess.Popen(command, stdin=null, stdout=null, stderr=subprocess.PIPE, pass_fds=(write,))
-    os.close(write)
-    over = False
-    try:
-        _, errors = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        over = True
-        errors = b""
-        child.wait()
-        assert child.stderr is not None
-        child.stderr.close()
-    with os.fdopen(read, "rb") as pipe:
-        os.set_blocking(read, False)  # a grandchild may still hold the other end
-        text = pipe.read() or b""
-    return _understood(text, child.returncode, over, errors, limit)
+    # Files, not pipes: a grandchild that lives on keeps a pipe open, and a full one stops the child.
+    with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as errors:
+        os.set_inheritable(report.fileno(), True)
+        command = [sys.executable, "-c", _BOOT, path, plugin, str(report.fileno())]
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=(report.fileno(),),
+        )
+        over = False
+        try:
+            child.wait(limit)
+        except subprocess.TimeoutExpired:
+            over = True
+            child.kill()
+            child.wait()
+        report.seek(0)
+        errors.seek(0)
+        return _understood(report.read(), child.returncode, over, errors.read(), limit)
 
 
 def _understood(text: bytes, code: int, over: bool, errors: bytes, limit: float) -> Examined:
@@ -92,11 +94,11 @@ def _understood(text: bytes, code: int, over: bool, errors: bytes, limit: float)
 # --- in the child
 def run(plugin: str, descriptor: str) -> None:
     """Import every factory, op, hook and provided module of ``plugin`` and report each on ``descriptor``."""
-    with os.fdopen(int(descriptor), "w", encoding="utf-8") as pipe:
+    with os.fdopen(int(descriptor), "w", encoding="utf-8") as report:
 
         def tell(**event: Any) -> None:
-            pipe.write(json.dumps(event) + "\n")
-            pipe.flush()
+            report.write(json.dumps(event) + "\n")
+            report.flush()
 
         def step(what: str, action: Callable[[], Any]) -> Any:
             tell(begin=what)

@@ -22,7 +22,7 @@ def demo(options: Any) -> int:
         )
     if not options.json:
         note(f"running {example}")
-    command = [sys.executable, str(example), *options.demo_args]
+    command = [sys.executable, str(example), *options.rest]
     done = subprocess.run(command, check=False, stdout=sys.stderr if options.json else None)
     if options.json:
         emit_json({"schema": 1, "example": str(example), "exit": done.returncode})

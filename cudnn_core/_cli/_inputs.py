@@ -7,11 +7,12 @@ case of their own: two engines that read the same bytes are given the same value
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._dtypes import bits, is_float
 from .._errors import ExecutionError
-from .._pack import extent_bytes
+from .._slot import extent_bytes
 from ..testing._codec import code_dtype, decode, encode
 from ._output import EnvironmentProblem, UsageProblem
 
@@ -72,7 +73,7 @@ def load_arrays(name: str) -> dict[str, Any]:
     import numpy as np
 
     try:
-        with np.load(name, allow_pickle=False) as archive:
+        with Path(name).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
     except (OSError, ValueError, EOFError, AttributeError, TypeError) as error:
         raise UsageProblem(f"inputs {name}: {error}") from None

@@ -37,9 +37,9 @@ class Package:
         self.broken: list[Finding] = []
         for path, text in sorted(sources.items()):
             module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            self.files[module] = path
             try:
                 self.trees[module] = ast.parse(text, path)
-                self.files[module] = path
             except (SyntaxError, ValueError) as error:
                 line = getattr(error, "lineno", 0) or 0
                 self.broken.append(Finding("error", "source", f"{path}:{line}", f"can't be parsed: {error}"))
@@ -48,6 +48,8 @@ class Package:
         """Why ``module:name`` of this package names nothing, or ""."""
         module, _, attribute = path.partition(":")
         tree = self.trees.get(module)
+        if tree is None and module in self.files:
+            return ""  # it can't be parsed, which is a finding of its own
         if tree is None:
             if module.partition(".")[0] != self.name:
                 return f"module {module} is not in the package {self.name}"

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ._output import UsageProblem
 
-__all__ = ["build_parser"]
+__all__ = ["parse"]
 
 _EPILOG = """\
 exit codes:
@@ -42,7 +43,17 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def build_parser() -> argparse.ArgumentParser:
+def parse(arguments: Sequence[str], rest: Sequence[str] | None) -> argparse.Namespace:
+    """The options of one verb; ``rest`` is what stood after ``--``. Raises UsageProblem, and SystemExit for --help."""
+    options = _build_parser().parse_args(arguments)
+    if rest is not None and not hasattr(options, "rest"):
+        raise UsageProblem("this verb takes no arguments after --")
+    if rest is not None:
+        options.rest = list(rest)
+    return options
+
+
+def _build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command."""
     parser = _Parser(
         "cudnn-core",
@@ -143,12 +154,18 @@ def _plugin(verbs: Any) -> None:
     lint.add_argument("--no-build", action="store_true", help="don't build a project folder's wheel to look into it")
     test = _verb(actions, "test", "_test:test", "run the conformance kit on an installed plugin")
     test.add_argument("name", help="the plugin's id")
-    test.add_argument("pytest_args", nargs="*", metavar="-- PYTEST_ARGS", help="further arguments of pytest, after --")
+    _hands_on(test, "pytest")
 
 
 def _demo(verbs: Any) -> None:
     verb = _verb(verbs, "demo", "_demo:demo", "run the sentence search example of a source checkout")
-    verb.add_argument("demo_args", nargs="*", metavar="-- ARGS", help="arguments of the example, after --")
+    _hands_on(verb, "the example")
+
+
+def _hands_on(verb: argparse.ArgumentParser, to: str) -> None:
+    verb.usage = f"{verb.format_usage().removeprefix('usage: ').strip()} [-- ARGS]"
+    verb.description = f"{verb.description} ARGS after -- go to {to}."
+    verb.set_defaults(rest=[])
 
 
 def _graph_arguments(verb: argparse.ArgumentParser) -> None:

@@ -27,7 +27,7 @@ def test(options: Any) -> int:
     with tempfile.TemporaryDirectory(prefix="cudnn-kit-") as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-p", "cudnn_core.testing", "--cudnn-plugin", options.name]
-        command += ["-q", "-p", "no:cacheprovider", "--rootdir", folder, f"--junitxml={report}", *options.pytest_args]
+        command += ["-q", "-p", "no:cacheprovider", "--rootdir", folder, f"--junitxml={report}", *options.rest]
         done = subprocess.run(command, check=False, cwd=folder, stdout=sys.stderr if options.json else None)
         if done.returncode not in (0, _FAILED, _NO_TESTS):
             raise EnvironmentProblem(f"pytest ended with code {done.returncode}", pytest=done.returncode)

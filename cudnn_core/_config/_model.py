@@ -7,12 +7,10 @@ and the ranking hold a Config and call its methods.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .._canonical import digest
 from .._declines import Decline
 from ._grammar import bare_id, engine_matches, is_exact, split_engine
 from ._layer import KEYS, Layer
@@ -39,8 +37,7 @@ class KnobSetting(NamedTuple):
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(NamedTuple):
     """The merged configuration. ``Config()`` is the built-in one.
 
     strict         a pin that declines raises, and so does what otherwise only warns
@@ -54,13 +51,12 @@ class Config:
     settings       knob defaults in ascending precedence; ``knobs`` has them by engine glob
     log, cache_dir level of the "cudnn_core" logger and directory of the caches, or None
     values         everything that a layer has set, with its origin
-    digest         64 hex digits of all that can change a decision; independent of where it was written
     """
 
     strict: bool = False
     allow: tuple[str, ...] | None = None
     deny: tuple[Named, ...] = ()
-    resolve: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    resolve: Mapping[str, str] = MappingProxyType({})
     enable: tuple[Named, ...] = ()
     disable: tuple[Named, ...] = ()
     order: tuple[str, ...] = ()
@@ -71,10 +67,11 @@ class Config:
     log: str | None = None
     cache_dir: str | None = None
     values: tuple[ConfigValue, ...] = ()
-    digest: str = field(init=False, default="")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", _digest(self))
+    @property
+    def digest(self) -> str:
+        """64 hex digits of all that can change a decision; independent of where it was written."""
+        return _digest(self)
 
     @property
     def knobs(self) -> Mapping[str, Mapping[str, Any]]:
@@ -224,6 +221,8 @@ def _plain(value: object) -> object:
 
 
 def _digest(config: Config) -> str:
+    from .._canonical import digest
+
     facts = {
         "strict": config.strict,
         "allow": config.allow,

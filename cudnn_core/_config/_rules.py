@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,15 +42,14 @@ class RuleSubject(NamedTuple):
     dists: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The conditions of a rule; an absent one (None or an absent name) holds for everything."""
 
     op: tuple[str, ...] | None = None
     sm: tuple[SmPattern, ...] | None = None
     device: tuple[str, ...] | None = None
-    dtype: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    dims: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    dtype: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    dims: Mapping[str, tuple[Span, ...]] = MappingProxyType({})
 
     def matches(self, subject: RuleSubject) -> bool:
         device = subject.device
@@ -85,8 +83,7 @@ class Match:
         return fields
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One rule.
 
     use       engine id or glob that the graph is pinned to, or ""; knobs are for it

@@ -236,7 +236,7 @@ class ClassicSequence:
     ) -> None:
         """Run the selected plan on ``{tensor | uid | name: buffer}``, or on a sequence of buffers with ``tensor_uids``."""
         plan = self._active
-        if plan is not None and override_uids is override_shapes is override_strides is None:
+        if plan is not None and override_uids is None and override_shapes is None and override_strides is None:
             plan.execute(tensor_dict if tensor_uids is None else _ordered(tensor_dict, tensor_uids), workspace, handle)
             return
         if self._index is None and self._survey is None:

@@ -7,6 +7,7 @@ module:function``, where the function returns Cases (or (name, Graph) pairs). ``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,6 +62,19 @@ class Case:
             self._graph = self.build()
         return self._graph
 
+    def copy(self) -> Case:
+        """The same case with a graph of its own: an engine that changes its graph must not change another's."""
+        return Case(
+            self.name,
+            self.build,
+            op=self.op,
+            sizes=self.sizes,
+            values=self.values,
+            domain=self.domain,
+            special=self.special,
+            full=self.full,
+        )
+
     def freeze(self, device_type: str = "cpu") -> FrozenGraph:
         return self.graph.freeze(device_type)
 
@@ -71,8 +85,12 @@ def as_cases(found: Iterable[Any], where: str) -> list[Case]:
     for item in found:
         if isinstance(item, tuple) and len(item) == 2:
             name, graph = item
-            item = Case(name, lambda graph=graph: graph)  # noqa: PLW2901
+            item = Case(name, partial(_again, graph))  # noqa: PLW2901
         if not isinstance(item, Case):
             raise TypeError(f"{where} gave {item!r}, which is neither a Case nor a (name, Graph) pair")
         cases.append(item)
     return cases
+
+
+def _again(graph: Graph) -> Graph:
+    return type(graph).from_json(graph.to_json())

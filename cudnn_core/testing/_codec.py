@@ -5,15 +5,25 @@ Written apart from every plugin, so that an engine is not judged by its own conv
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
 
-    Array = np.ndarray[Any, Any]
+    Array = Any  # of numpy
 
-__all__ = ["INTEGERS", "Format", "code_dtype", "decode", "encode", "format_of", "half_spacing", "is_nan_code", "specials"]
+__all__ = [
+    "INTEGERS",
+    "Format",
+    "code_dtype",
+    "decode",
+    "encode",
+    "format_of",
+    "half_spacing",
+    "is_nan_code",
+    "specials",
+]
 
 
 class Format(NamedTuple):
@@ -80,7 +90,7 @@ def decode(codes: Array, dtype: str) -> Array:
     return _table(dtype)[codes]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _table(dtype: str) -> Array:
     """The value of every code of an 8-bit or 4-bit float."""
     import numpy as np

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["mismatch", "moves_only"]
 
-Array = np.ndarray[Any, Any]
+Array = Any  # of numpy
 _MOVING = frozenset(("reshape", "transpose", "slice", "concatenate"))
 
 

@@ -149,7 +149,7 @@ def calibrate(kit: Kit, entry: EngineEntry, device: DeviceInfo, cases: list[Case
         raise KitFailure(f"engine {entry.id}: no accepted graph has an estimate, there is nothing to calibrate")
     p90 = statistics.quantiles(errors, n=10)[-1] if len(errors) > 1 else errors[0]
     path = Path(kit.options.calibration)
-    document = json.loads(path.read_text()) if path.exists() else {"schema": 1, "sm": {}}
+    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"schema": 1, "sm": {}}
     document["sm"][device.arch] = {"p90_error": round(p90, 4)}
     path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     note(f"{place(device)} estimates of {len(errors)} graphs: p90 error {p90:.0%}, written to {path}")
@@ -160,7 +160,7 @@ def _measure(run: Run) -> float:
     import torch
 
     run.bound()
-    times = []
+    times: list[float] = []
     for _ in range(5):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from .._plan import Plan
     from .._registry import EngineEntry, Registry
 
-__all__ = ["Kit", "KitFailure", "Options", "PRESETS", "short_graph"]
+__all__ = ["PRESETS", "Kit", "KitFailure", "Options", "short_graph"]
 
 # One part of each architecture that a manifest may name, and the CPU.
 PRESETS = ("A100", "L40S", "H200", "B200", "B300", "RTX5090")
 
 
-class KitFailure(AssertionError):
+class KitFailure(AssertionError):  # noqa: N818  pytest speaks of failures
     """A check failed; the text is the whole report."""
 
 
@@ -62,6 +62,7 @@ class Kit:
         self.options = options
         self.full = options.level == "full"
         self._cases: list[Case] | None = None
+        self._cases_of: dict[str, list[Case]] = {}
         self._probes: dict[str, Any] = {}
         self._clean: Any = None
 
@@ -98,6 +99,12 @@ class Kit:
                 found += as_cases(function(), text)
             self._cases = [case for case in found if self.full or not case.full]
         return self._cases
+
+    def cases_of(self, entry: EngineEntry) -> list[Case]:
+        """The cases with graphs that only this engine sees."""
+        if entry.short_id not in self._cases_of:
+            self._cases_of[entry.short_id] = [case.copy() for case in self.cases()]
+        return self._cases_of[entry.short_id]
 
     def devices(self, types: Iterable[str]) -> list[DeviceInfo]:
         """The present devices to run on, of these types."""
@@ -216,7 +223,10 @@ def short_graph(graph: FrozenGraph, limit: int = 1200) -> str:
     for row in document["tensors"]:
         usual: Mapping[str, Any] = {"by_value": False, "value": None, "reordering": "NONE", "ragged_offset": None}
         tensors.append({key: value for key, value in row.items() if key not in usual or usual[key] != value})
-    nodes = [{key: row[key] for key in ("op", "inputs", "outputs", "attrs", "compute_data_type")} for row in document["nodes"]]
+    nodes = [
+        {key: row[key] for key in ("op", "inputs", "outputs", "attrs", "compute_data_type")}
+        for row in document["nodes"]
+    ]
     text = json.dumps({"tensors": tensors, "nodes": nodes}, separators=(",", ":"))
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 

@@ -12,7 +12,14 @@ from ._cases import Case
 
 __all__ = ["library", "new_graph"]
 
-SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
+SHORT = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "fp8_e4m3": "e4m3",
+    "fp8_e5m2": "e5m2",
+}
 
 
 def library() -> list[Case]:
@@ -84,7 +91,12 @@ def _matmul() -> Iterator[Case]:
     yield _matmul_case("f32-batch3-8x16x8", (3, 8, 16), (3, 16, 8))
     yield _matmul_case("f32-broadcast-2x1-by-3", (2, 1, 4, 8), (3, 8, 5))
     yield _matmul_case(
-        "f32-padded-rows-6x10x7", (1, 6, 10), (1, 10, 7), a_stride=(96, 16, 1), b_stride=(90, 9, 1), c_stride=(66, 11, 1)
+        "f32-padded-rows-6x10x7",
+        (1, 6, 10),
+        (1, 10, 7),
+        a_stride=(96, 16, 1),
+        b_stride=(90, 9, 1),
+        c_stride=(66, 11, 1),
     )
     yield _matmul_case("f32-column-major-8x8x8", (1, 8, 8), (1, 8, 8), a_stride=(64, 1, 8), c_stride=(64, 1, 8))
     yield _matmul_case("f32-no-k-3x0x4", (1, 3, 0), (1, 0, 4))
@@ -106,7 +118,9 @@ def _runtime_rows() -> Case:
     return Case("matmul-bf16-runtime-m", build, sizes=({"m": 1}, {"m": 7}, {"m": 256}))
 
 
-def _epilogue(name: str, io: str, steps: Callable[[Any, Any], Any], shape: tuple[int, int, int] = (24, 40, 32), **options: Any) -> Case:
+def _epilogue(
+    name: str, io: str, steps: Callable[[Any, Any], Any], shape: tuple[int, int, int] = (24, 40, 32), **options: Any
+) -> Case:
     m, n, k = shape
 
     def build() -> Any:
@@ -209,9 +223,13 @@ def _pointwise() -> Iterator[Case]:
             yield _select()
             continue
         dims = ((2, 3, 40), (2, 3, 40), (1, 3, 1))[:count]
-        yield _pointwise_case(row.name, _short(io), io, dims, special=row.name not in ("pow", "tan", "sin", "cos", "mod"))
+        yield _pointwise_case(
+            row.name, _short(io), io, dims, special=row.name not in ("pow", "tan", "sin", "cos", "mod")
+        )
         if io == "float32":
-            yield _pointwise_case(row.name, "bf16", "bfloat16", dims, full=row.name not in ("add", "gelu", "mul", "tanh"))
+            yield _pointwise_case(
+                row.name, "bf16", "bfloat16", dims, full=row.name not in ("add", "gelu", "mul", "tanh")
+            )
     yield _pointwise_case("add", "f32-broadcast", "float32", ((4, 1, 5), (3, 1)), special=True)
     yield _pointwise_case("add", "f32-odd-strides", "float32", ((4, 6), (4, 6)), ((1, 5), (13, 2)))
     yield _pointwise_case("mul", "f16-empty", "float16", ((3, 0, 2), (3, 1, 2)))
@@ -251,7 +269,9 @@ def _runtime_chain() -> Case:
 
 
 # --- reductions and norms
-def _reduction_case(mode: str, io: str, dim: Sequence[int], out: Sequence[int], stride: Any = None, dtype: str = "", **options: Any) -> Case:
+def _reduction_case(
+    mode: str, io: str, dim: Sequence[int], out: Sequence[int], stride: Any = None, dtype: str = "", **options: Any
+) -> Case:
     def build() -> Any:
         graph = new_graph(io, "int32" if io.startswith("int") else "float32")
         y = graph.reduction(graph.tensor(dim, stride, name="x"), mode=mode, out_dims=out)
@@ -273,7 +293,15 @@ def _reduction() -> Iterator[Case]:
     yield _reduction_case("MAX", "float32", (0, 3), (0, 1))
 
 
-def _norm_case(op: str, io: str, dim: Sequence[Any], scale: Sequence[int], phase: str = "INFERENCE", bias: bool = False, **options: Any) -> Case:
+def _norm_case(
+    op: str,
+    io: str,
+    dim: Sequence[Any],
+    scale: Sequence[int],
+    phase: str = "INFERENCE",
+    bias: bool = False,
+    **options: Any,
+) -> Case:
     label = options.pop("label", _shape(dim))
 
     def build() -> Any:
@@ -306,7 +334,9 @@ def _norm() -> Iterator[Case]:
 
 
 # --- structural
-def _structural_case(name: str, io: str, dim: Sequence[int], make: Callable[[Any, Any], Any], stride: Any = None, **options: Any) -> Case:
+def _structural_case(
+    name: str, io: str, dim: Sequence[int], make: Callable[[Any, Any], Any], stride: Any = None, **options: Any
+) -> Case:
     def build() -> Any:
         graph = new_graph(io)
         _out(make(graph, graph.tensor(dim, stride, name="x")), dtype=io)
@@ -319,10 +349,18 @@ def _structural() -> Iterator[Case]:
     for io in ("float32", "bfloat16", "fp8_e4m3", "int8", "int64", "boolean"):
         light = io in ("float32", "bfloat16", "int8")
         yield _structural_case(
-            f"transpose-{_short(io)}-021", io, (2, 3, 8), lambda g, x: g.transpose(x, permutation=(0, 2, 1)), full=not light
+            f"transpose-{_short(io)}-021",
+            io,
+            (2, 3, 8),
+            lambda g, x: g.transpose(x, permutation=(0, 2, 1)),
+            full=not light,
         )
         yield _structural_case(
-            f"slice-{_short(io)}-steps", io, (4, 9, 5), lambda g, x: g.slice(x, [slice(1, 4), slice(0, 9, 2)]), full=not light
+            f"slice-{_short(io)}-steps",
+            io,
+            (4, 9, 5),
+            lambda g, x: g.slice(x, [slice(1, 4), slice(0, 9, 2)]),
+            full=not light,
         )
         yield _structural_case(
             f"reshape-{_short(io)}-logical",

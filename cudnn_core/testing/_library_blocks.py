@@ -49,14 +49,14 @@ def _sdpa_case(
         graph = _graph(io)
 
         def operand(label: str, dim: Sequence[Any]) -> Any:
-            b, h, s, d = dim
+            _, h, s, d = dim
             return graph.tensor(dim, (s * h * d, d, h * d, 1) if bshd else None, name=label)
 
         extra = {label: graph.tensor(dim, data_type=dtype, name=label) for label, dim, dtype in tensors}
         o, stats = graph.sdpa(operand("q", q), operand("k", kv), operand("v", kv), **extra, **options)
         o.set_output(True).set_name("o").set_data_type(io)
         if bshd:
-            b, h, s, d = q
+            _, h, s, d = q
             o.set_stride((s * h * d, d, h * d, 1))
         if stats is not None:
             stats.set_output(True).set_name("stats")
@@ -66,14 +66,20 @@ def _sdpa_case(
 
 
 def _sdpa() -> Iterator[Case]:
-    quarter = {"attn_scale": 0.25}
+    quarter: dict[str, Any] = {"attn_scale": 0.25}
     for io in ("float32", "bfloat16", "float16"):
         yield _sdpa_case("plain", io, **quarter)
-        yield _sdpa_case("causal-64x64-d64", io, (1, 2, 64, 64), use_causal_mask=True, attn_scale=0.125, full=io == "float16")
+        yield _sdpa_case(
+            "causal-64x64-d64", io, (1, 2, 64, 64), use_causal_mask=True, attn_scale=0.125, full=io == "float16"
+        )
+    yield _sdpa_case("gqa-d128-causal-128x256", "bfloat16", (1, 4, 128, 128), (1, 2, 256, 128), attn_scale=0.09,
+                     use_causal_mask_bottom_right=True)  # fmt: skip
     yield _sdpa_case("stats", "float32", generate_stats=True, **quarter)
-    yield _sdpa_case("bf16-bshd-causal", "bfloat16", (2, 4, 32, 32), bshd=True, use_causal_mask=True, **quarter)
+    yield _sdpa_case("bshd-causal", "bfloat16", (2, 4, 32, 32), bshd=True, use_causal_mask=True, **quarter)
     yield _sdpa_case("gqa", "float32", (2, 6, 8, 16), (2, 2, 12, 16), **quarter)
-    yield _sdpa_case("bottom-right", "float32", (1, 2, 5, 8), (1, 2, 11, 8), use_causal_mask_bottom_right=True, **quarter)
+    yield _sdpa_case(
+        "bottom-right", "float32", (1, 2, 5, 8), (1, 2, 11, 8), use_causal_mask_bottom_right=True, **quarter
+    )
     yield _sdpa_case("window-4", "float32", (1, 2, 16, 8), sliding_window_length=4, use_causal_mask=True, **quarter)
     yield _sdpa_case("bias", "float32", tensors=[("bias", (1, 4, 9, 9), "float32")], **quarter)
     yield _sdpa_case(
@@ -116,7 +122,9 @@ def _conv_case(name: str, io: str, image: Sequence[int], weight: Sequence[int], 
 def _conv() -> Iterator[Case]:
     for io in ("float32", "bfloat16"):
         yield _conv_case("3x3-same", io, (2, 8, 7, 6), (4, 8, 3, 3), padding=[1, 1], stride=[1, 1], dilation=[1, 1])
-    yield _conv_case("stride-2-dilated", "float32", (1, 4, 11, 9), (6, 4, 3, 2), padding=[1, 0], stride=[2, 2], dilation=[2, 1])
+    yield _conv_case(
+        "stride-2-dilated", "float32", (1, 4, 11, 9), (6, 4, 3, 2), padding=[1, 0], stride=[2, 2], dilation=[2, 1]
+    )
     yield _conv_case("groups", "float32", (1, 6, 5, 5), (4, 3, 2, 2), padding=[0, 0], stride=[1, 1], dilation=[1, 1])
     yield _conv_case("1d-mirrored", "float32", (2, 3, 12), (5, 3, 4), padding=[2], stride=[1], dilation=[1],
                      convolution_mode="CONVOLUTION")  # fmt: skip
@@ -170,7 +178,7 @@ def _moe_case(name: str, io: str, mode: str, values: dict[str, Any], top_k: int 
         token = graph.tensor((1, 6 if mode == "GATHER" else rows, k), name="token")
         weight = graph.tensor((experts, k, n), name="weight")
         offsets = graph.tensor((len(values["offset"]), 1, 1), data_type="int32", name="offset")
-        routing = {
+        routing: dict[str, Any] = {
             port: graph.tensor((1, rows, 1), data_type="int32", name=port)
             for port in ("token_index", "token_ks")
             if port in values
@@ -197,8 +205,16 @@ def _moe() -> Iterator[Case]:
 
 
 # --- linear attention
-def _delta_case(op: str, name: str, io: str = "float32", heads: tuple[int, int] = (2, 2), **options: Any) -> Case:
-    tokens, key, value = 12, 8, 16
+def _delta_case(
+    op: str,
+    name: str,
+    io: str = "float32",
+    heads: tuple[int, int] = (2, 2),
+    size: tuple[int, int, int] = (12, 8, 16),
+    **options: Any,
+) -> Case:
+    """``size`` is (tokens, key head dimension, value head dimension)."""
+    tokens, key, value = size
     case: dict[str, Any] = {"values": options.pop("values", {})}
     ports = options.pop("ports", {})
     largest = max(heads)
@@ -224,6 +240,8 @@ def _linear_attention() -> Iterator[Case]:
     for op in ("gdn", "kda"):
         for io in ("float32", "bfloat16"):
             yield _delta_case(op, "plain", io)
+        for width in (64, 128):
+            yield _delta_case(op, f"d{width}", "bfloat16", (2, 4), (96, width, width), use_qk_l2norm=True)
         yield _delta_case(op, "l2norm-grouped", "float32", (2, 4), use_qk_l2norm=True)
         yield _delta_case(
             op,

@@ -13,11 +13,9 @@ from .._dtypes import bits
 from ._codec import code_dtype
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .._device import DeviceInfo
 
-    Array = np.ndarray[Any, Any]
+    Array = Any
 
 __all__ = ["GUARD", "Block", "Layout", "first_change"]
 
@@ -37,7 +35,7 @@ class Layout:
         self.dim = tuple(dim)
         self.packed = bits(self.dtype) < 8
         self.size = max(1, bits(self.dtype) // 8)
-        offsets = np.zeros(self.dim, dtype=np.int64)
+        offsets: Any = np.zeros(self.dim, dtype=np.int64)
         for axis, (count, step) in enumerate(zip(self.dim, stride, strict=True)):
             shape = [1] * len(self.dim)
             shape[axis] = count
@@ -75,8 +73,8 @@ class Block:
 
         self.nbytes = nbytes
         self.start = GUARD + shift
-        self.image = np.full(GUARD + shift + nbytes + GUARD, fill, dtype=np.uint8)
-        guard = (np.arange(GUARD, dtype=np.int64) * 37 + 11).astype(np.uint8)
+        self.image: Any = np.full(GUARD + shift + nbytes + GUARD, fill, dtype=np.uint8)
+        guard: Any = (np.arange(GUARD, dtype=np.int64) * 37 + 11).astype(np.uint8)
         self.image[: self.start] = np.resize(guard, self.start)
         self.image[self.start + nbytes :] = guard
         room = len(self.image) + _ALIGN

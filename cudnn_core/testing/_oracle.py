@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "Context", "Val", "evaluate", "product_error"]
 
-Array = np.ndarray[Any, Any]
+Array = Any  # of numpy
 
 
 class Val(NamedTuple):
@@ -129,7 +129,9 @@ def _clean(error: Array) -> Array:
     return np.where(np.isnan(error), 0.0, error)
 
 
-def propagate(function: Callable[..., Array], values: list[Val], c: Context, *, exactly: bool, cancels: Any = 0.0) -> Val:
+def propagate(
+    function: Callable[..., Array], values: list[Val], c: Context, *, exactly: bool, cancels: Any = 0.0
+) -> Val:
     """The rule for functions of elements."""
     value = np.asarray(function(*(x.v for x in values)), dtype=np.float64)
     u, tiny = (0.0, 0.0) if exactly else (c.u, c.tiny)

@@ -12,7 +12,7 @@ from ._oracle import RULES, Context, Val, product_error, propagate
 
 __all__: list[str] = []
 
-Array = np.ndarray[Any, Any]
+Array = Any  # of numpy
 
 
 def _matmul(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
@@ -31,7 +31,8 @@ def _reduction(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val
     starts = [int(start) for start in ports["group_offset"].v.reshape(-1)]
     ends = starts[1:] if len(starts) == dim[0] + 1 else [*starts[1:], x.v.shape[1]]
     parts = [
-        _reduce(Val(x.v[:, a:b], x.e[:, a:b]), mode, (1, *dim[1:]), c) for a, b in zip(starts[: dim[0]], ends, strict=True)
+        _reduce(Val(x.v[:, a:b], x.e[:, a:b]), mode, (1, *dim[1:]), c)
+        for a, b in zip(starts[: dim[0]], ends, strict=True)
     ]
     return {"Y": Val(np.concatenate([p.v for p in parts]), np.concatenate([p.e for p in parts]))}
 
@@ -47,7 +48,9 @@ def _reduce(x: Val, mode: str, dim: Sequence[int], c: Context) -> Val:
     if mode in ("ADD", "AVG", "NORM1"):
         value = total(size if mode == "NORM1" else x.v)
         error = count * 2 * c.u * total(size) + total(x.e)
-        return Val(value / count, error / count + 2 * c.u * np.abs(value / count)) if mode == "AVG" else Val(value, error)
+        return (
+            Val(value / count, error / count + 2 * c.u * np.abs(value / count)) if mode == "AVG" else Val(value, error)
+        )
     if mode == "NORM2":
         value = np.sqrt(total(size**2))
         moved = np.sqrt(total((size + x.e) ** 2)) - value

@@ -17,7 +17,7 @@ from ._oracle import RULES, Context, Val, product_error, sigmoid
 
 __all__: list[str] = []
 
-Array = np.ndarray[Any, Any]
+Array = Any  # of numpy
 
 
 def _roundoff(dtype: str) -> float:
@@ -45,7 +45,10 @@ def _sdpa(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
         score, error = score + bias.v, error + bias.e + 4 * c.u * (np.abs(score) + np.abs(bias.v))
     if node.attrs["use_alibi_mask"]:
         slope = np.array(_alibi(score.shape[1])).reshape(1, -1, 1, 1)
-        score, error = score + slope * (columns - rows), error + 4 * c.u * (np.abs(score) + slope * np.abs(columns - rows))
+        score, error = (
+            score + slope * (columns - rows),
+            error + 4 * c.u * (np.abs(score) + slope * np.abs(columns - rows)),
+        )
     kept = _kept(node, ports, score.shape)
     score, error = np.where(kept, score, -np.inf), np.where(kept, error, 0.0)
 
@@ -128,7 +131,8 @@ def _conv(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
                 slice(t * d, t * d + (size - 1) * s + 1, s)
                 for t, d, s, size in zip(tap, attrs["dilation"], attrs["stride"], out[2:], strict=True)
             )
-            piece, filters = image[(slice(None), slice(None), *window)], weight[(slice(None), slice(None), *at)]
+            every = (slice(None), slice(None))
+            piece, filters = image[every + window], weight[every + at]
             parts = zip(np.split(piece, groups, axis=1), np.split(filters, groups, axis=0), strict=True)
             result += np.concatenate([np.einsum("nc...,kc->nk...", x, w) for x, w in parts], axis=1)
         return result
@@ -216,7 +220,9 @@ def _moe(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
     shape = (-1, top_k, value.v.shape[1])
     size = (np.abs(placed.v) * np.abs(scores)).reshape(shape).sum(1)
     error = (placed.e * np.abs(scores)).reshape(shape).sum(1) + (top_k + 2) * 2 * c.u * size
-    error = error + half_spacing(str(node.inputs["token"].dtype), size)  # results may be stored before they are combined
+    error = error + half_spacing(
+        str(node.inputs["token"].dtype), size
+    )  # results may be stored before they are combined
     return {"Y": Val((placed.v * scores).reshape(shape).sum(1)[None], error[None])}
 
 

@@ -18,6 +18,7 @@ pytest and the standard library alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,9 @@ _CUDA = ("stream", "capture", "allocation")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cudnn-core", "conformance kit for cudnn-core engines")
-    group.addoption("--cudnn-plugin", action="append", default=[], metavar="NAME", help="plugin id to test (repeatable)")
+    group.addoption(
+        "--cudnn-plugin", action="append", default=[], metavar="NAME", help="plugin id to test (repeatable)"
+    )
     group.addoption(
         "--cudnn-device",
         action="append",
@@ -49,7 +52,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="cpu or cuda:N to run on (default: what is present of the types in the manifest)",
     )
     group.addoption(
-        "--cudnn-level", choices=("quick", "full"), default="quick", help="quick (default): about a minute; full: everything"
+        "--cudnn-level",
+        choices=("quick", "full"),
+        default="quick",
+        help="quick (default): about a minute; full: everything",
     )
     group.addoption(
         "--cudnn-cases",
@@ -65,15 +71,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="auto (default): torch_reference if it is installed and not under test; kit: the kit's own",
     )
     group.addoption(
-        "--cudnn-timeout", type=float, default=60.0, metavar="SECONDS", help="for the first import of an engine (default: 60)"
+        "--cudnn-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="for the first import of an engine (default: 60)",
     )
     group.addoption(
-        "--cudnn-calibration", default="", metavar="FILE", help="write the engines' estimation error on this GPU to FILE"
+        "--cudnn-calibration",
+        default="",
+        metavar="FILE",
+        help="write the engines' estimation error on this GPU to FILE",
     )
     parser.addini("cudnn_cases", "more graphs for the kit, as --cudnn-cases", type="linelist", default=[])
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator]
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
     if not config.getoption("cudnn_plugin"):
@@ -82,24 +95,30 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args = []  # no test files were named: the kit's tests alone
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator]
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("cudnn_plugin"):
-        items[:0] = list(_collect(session, _kit(config)))
+        found = list(_collect(session, _kit(config)))
+        items[:0] = found
+        report = pytest.CollectReport(nodeid="", outcome="passed", longrepr=None, result=found)
+        config.hook.pytest_collectreport(report=report)  # so that the terminal counts them
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    lines = [
-        f"{report.nodeid}: {text}"
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        for key, text in getattr(report, "user_properties", ())
-        if key == _PROPERTY and report.when == "call"
-    ]
+    """What the checks measured: up to three lines for each engine and check."""
+    lines: dict[str, list[str]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for key, text in getattr(report, "user_properties", ()):
+                if key == _PROPERTY and report.when == "call":
+                    lines.setdefault(report.nodeid.partition("[")[0], []).append(f"{report.nodeid}: {text}")
     if lines:
         terminalreporter.section("cudnn-core conformance kit")
-        for line in lines:
+    for check, found in lines.items():
+        for line in found[:3]:
             terminalreporter.line(line)
+        if len(found) > 3:
+            terminalreporter.line(f"{check}: ... and {len(found) - 3} more")
 
 
 def _kit(config: pytest.Config) -> Kit:
@@ -122,7 +141,7 @@ def _kit(config: pytest.Config) -> Kit:
     return kit
 
 
-class KitItem(pytest.Item):
+class KitItem(pytest.Item):  # type: ignore[misc]
     """One check. ``call`` gets a function that notes a line for the summary."""
 
     def __init__(self, *, kit: Kit, call: Callable[[Callable[[str], None]], None], **kwargs: Any) -> None:
@@ -179,7 +198,7 @@ def _installed(kit: Kit, plugin: str) -> Callable[..., None]:
                 raise KitFailure(f"plugin {plugin} of {entry.dist} {entry.version} is {entry.state}:\n  {reasons}")
         if not kit.entries(plugin):
             raise KitFailure(f"plugin {plugin} of {found[0].dist} has no engine")
-        reports = [report for report in kit.registry.reports if report.subject.startswith(plugin)]
+        reports = [report for report in kit.registry.reports if re.match(rf"{plugin}\b", report.subject)]
         if reports:
             raise KitFailure(f"plugin {plugin}:\n  " + "\n  ".join(map(str, reports)))
 
@@ -229,9 +248,11 @@ def _runs(kit: Kit, entry: EngineEntry, device: DeviceInfo) -> Iterator[tuple[st
     assert entry.spec is not None
     where = place(device)
     unmet = [*entry.reasons] if entry.state == "filtered" else []
-    cases = [] if unmet else [c for c in kit.cases() if not filter_graph(entry.spec, c.freeze(device.type), device)]
+    cases = [] if unmet else [c for c in kit.cases_of(entry) if not filter_graph(entry.spec, c.freeze(device.type), device)]
     if not cases:
-        reason = "; ".join(map(str, unmet)) or "no graph of the library passes its manifest (name some with --cudnn-cases)"
+        reason = (
+            "; ".join(map(str, unmet)) or "no graph of the library passes its manifest (name some with --cudnn-cases)"
+        )
         yield f"numerics[{where}]", lambda note: pytest.skip(f"{entry.id} on {where}: {reason}")
         return
     for case in cases:

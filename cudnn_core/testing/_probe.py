@@ -38,17 +38,35 @@ def run_probe(entry: EngineEntry, graphs: Sequence[str], timeout: float) -> Prob
 
     with tempfile.TemporaryDirectory(prefix="cudnn-kit-") as folder:
         answer = Path(folder, "answer.json")
-        question = {"engine": entry.short_id, "graphs": list(graphs), "devices": ["cpu", *PRESETS], "answer": str(answer)}
+        question = {
+            "engine": entry.short_id,
+            "graphs": list(graphs),
+            "devices": ["cpu", *PRESETS],
+            "answer": str(answer),
+        }
         Path(folder, "question.json").write_text(json.dumps(question))
-        command = [sys.executable, "-c", "from cudnn_core.testing._probe import main; main()", str(Path(folder, "question.json"))]
+        command = [
+            sys.executable,
+            "-c",
+            "from cudnn_core.testing._probe import main; main()",
+            str(Path(folder, "question.json")),
+        ]
         try:
             done = subprocess.run(
-                command, env=child_environment(), cwd=folder, capture_output=True, text=True, timeout=timeout, check=False
+                command,
+                env=child_environment(),
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             stage = json.loads(answer.read_text())["stage"] if answer.exists() else "its import"
             return Probe(f"{stage} did not end within {timeout:g} s")
-        found = json.loads(answer.read_text()) if answer.exists() else {"stage": "the start of the child"}
+        found: dict[str, Any] = (
+            json.loads(answer.read_text()) if answer.exists() else {"stage": "the start of the child"}
+        )
         if done.returncode or "seconds" not in found:
             tail = "\n".join(done.stderr.strip().splitlines()[-12:])
             return Probe(f"{found['stage']} ended the process (exit status {done.returncode})\n{tail}")
@@ -84,7 +102,7 @@ def main() -> None:
         graphs = [Graph.from_json(text).freeze() for text in question["graphs"]]
         devices = [device_info(name) if name == "cpu" else DeviceInfo.preset(name) for name in question["devices"]]
         poisoned = RecordingDriver()
-        with use_driver(poisoned):  # type: ignore[arg-type]
+        with use_driver(poisoned):
             before = _state()
             at("its import")
             start = time.perf_counter()
@@ -104,7 +122,7 @@ def main() -> None:
                             try:
                                 with build_device(device):
                                     engine.check_support(graph, ExecutionContext(None, device))
-                            except Exception:  # noqa: S110, PERF203  the check of check_support reports it
+                            except Exception:  # noqa: S110  the check of check_support reports it
                                 pass
                 problems += _news("its check_support", before)
         if poisoned.calls:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["POISON", "Rig", "Run", "expected_by", "unwritten"]
 
-Array = np.ndarray[Any, Any]
+Array = Any  # of numpy
 POISON = (0xA5, 0x5A)
 Oracle = Callable[[Any, Mapping[int, Array]], dict[int, Val]]
 
@@ -44,7 +44,9 @@ def _by_torch_reference(graph: Any, inputs: Mapping[int, Array]) -> dict[int, Va
     for tensor in graph.operand_tensors():
         if tensor.role == "input":
             values = decode(inputs[tensor.index], tensor.dtype)
-            feed[tensor.uid] = torch.from_numpy(np.array(values if tensor.dtype in FORMATS else values.astype(np.int64)))
+            feed[tensor.uid] = torch.from_numpy(
+                np.array(values if tensor.dtype in FORMATS else values.astype(np.int64))
+            )
     found = reference(graph, feed, precision="float64", round_virtual=False, round_outputs=False)
     try:
         bounds = evaluate(graph, inputs)
@@ -89,14 +91,20 @@ class Rig:
             stored = {}
             for tensor, layout in zip(self.tensors, self.layouts, strict=True):
                 if tensor.role == "input":
-                    image = np.zeros(layout.nbytes, dtype=np.uint8)
+                    image: Any = np.zeros(layout.nbytes, dtype=np.uint8)
                     layout.write(image, 0, self.inputs(variant, seed)[tensor.index])
                     stored[tensor.index] = layout.read(image, 0)
             self._expected[key] = self.oracle(self.graph, stored)
         return self._expected[key]
 
     def stage(
-        self, variant: str = "random", seed: int = 0, *, fill: int = POISON[0], shifted: bool = False, plan: Plan | None = None
+        self,
+        variant: str = "random",
+        seed: int = 0,
+        *,
+        fill: int = POISON[0],
+        shifted: bool = False,
+        plan: Plan | None = None,
     ) -> Run:
         """Blocks with the inputs in place and the outputs poisoned; ``shifted`` moves each by one element."""
         plan = plan or self.plan
@@ -170,13 +178,15 @@ class Run:
         """The first output that differs from the oracle, or ""."""
         expected = self.rig.expected(*self.data)
         outputs = self.outputs()
-        for tensor in self.rig.tensors:
-            if tensor.role != "input":
-                found = mismatch(
-                    outputs[tensor.index], str(tensor.dtype), expected[tensor.index], bitwise=self.rig.bitwise
-                )
-                if found:
-                    return f"output {tensor.name}{found}"
+        for tensor, layout, block in zip(self.rig.tensors, self.rig.layouts, self.blocks, strict=True):
+            if block is None or tensor.role == "input":
+                continue
+            codes = outputs[tensor.index]
+            found = mismatch(codes, str(tensor.dtype), expected[tensor.index], bitwise=self.rig.bitwise)
+            if found:
+                kept = int((codes == layout.read(block.image, block.start)).sum())
+                hint = f"; {kept} still hold the bytes from before the run: never written?" if kept else ""
+                return f"output {tensor.name}{found}{hint}"
         return ""
 
     def trespasses(self) -> str:
@@ -204,12 +214,10 @@ def unwritten(first: Run, second: Run) -> str:
     for tensor, layout, a, b in zip(first.rig.tensors, first.rig.layouts, first.blocks, second.blocks, strict=True):
         if a is None or b is None or tensor.role == "input" or not layout.offsets.size:
             continue
-        kept = np.ones(layout.offsets.shape, dtype=bool)
+        kept: Any = np.ones(layout.offsets.shape, dtype=bool)
         for block in (a, b):
             kept &= layout.read(block.fetch(), block.start) == layout.read(block.image, block.start)
         if kept.any():
             where = ", ".join(map(str, np.unravel_index(int(kept.argmax()), kept.shape)))
             return f"output {tensor.name}[{where}] was never written ({int(kept.sum())} of {kept.size} elements)"
     return ""
-
-

@@ -35,7 +35,10 @@ __all__ = [
 
 Note = Callable[[str], None]
 _THREADS, _ROUNDS = 8, 4
-_OVERHEAD = (1.5, 3.0)  # of the bound callable over the engine's own: factor, and microseconds of slack on a busy machine
+_OVERHEAD = (
+    1.5,
+    3.0,
+)  # of the bound callable over the engine's own: factor, and microseconds of slack on a busy machine
 
 
 class Job:
@@ -154,8 +157,11 @@ def _renamed(job: Job, plan: Plan) -> Plan:
     graph = Graph.from_json(json.dumps(document)).freeze(job.device.type)
     if graph.key != plan.graph.key:
         raise KitFailure(f"case {job.case.name}: renaming changes the graph's key")
-    with build_device(job.device):
-        compiled = job.kit.engine(job.entry).build_plan(graph, plan.config, job.kit.context(job.device))
+    try:
+        with build_device(job.device):
+            compiled = job.kit.engine(job.entry).build_plan(graph, plan.config, job.kit.context(job.device))
+    except Exception as error:
+        job.fail(f"the same graph with other names and uids does not build: {type(error).__name__}: {error}")
     return Plan(graph, compiled, plan.config, plan.decision, job.device)
 
 
@@ -204,7 +210,12 @@ def _choices(knobs: Mapping[str, KnobSpec], limit: int) -> Iterator[tuple[str, A
     for name, knob in knobs.items():
         values: Iterable[Any] = knob.choices or (knob.min, knob.max)
         listed.append([(name, value) for value in values if value is not None and knob.decline(value) is None])
-    flat = [item for turn in range(max(map(len, listed), default=0)) for values in listed for item in values[turn : turn + 1]]
+    flat = [
+        item
+        for turn in range(max(map(len, listed), default=0))
+        for values in listed
+        for item in values[turn : turn + 1]
+    ]
     yield from flat[:limit]
 
 
@@ -223,7 +234,7 @@ def check_threads(job: Job, note: Note) -> None:
             barrier.wait()
             for turn in range(_ROUNDS):
                 (run.bound if turn % 2 else run.execute)()
-        except BaseException as error:  # noqa: BLE001  it is reported
+        except BaseException as error:
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(run,)) for run in runs]
@@ -244,7 +255,10 @@ def check_serialization(job: Job, note: Note) -> None:
     plan = job.plan()
     with tempfile.TemporaryDirectory(prefix="cudnn-kit-") as folder:
         path = Path(folder, "plan")
-        plan.save(path)
+        try:
+            plan.save(path)
+        except CudnnCoreError as error:
+            job.fail(f"the plan can't be saved: {error}")
         data = path.read_bytes()
         for trust in (False, True):
             try:

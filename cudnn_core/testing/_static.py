@@ -76,7 +76,7 @@ def _distribution(entry: EngineEntry) -> Iterable[str]:
     for text in found.requires or ():
         try:
             needs.append(Requirement(text))
-        except InvalidRequirement:
+        except InvalidRequirement:  # noqa: PERF203  each is reported
             yield f"Requires-Dist {text!r} can't be read"
     ours = [need for need in needs if need.name.lower().replace("_", "-") == "cudnn-core"]
     if not ours:
@@ -105,7 +105,7 @@ def _own_ops(kit: Kit, names: Iterable[str]) -> Iterable[str]:
     for name in names:
         try:
             kit.registry.op_row(name)
-        except CudnnCoreError as error:
+        except CudnnCoreError as error:  # noqa: PERF203  each is reported
             yield f"op {name}: {error}"
 
 
@@ -130,7 +130,7 @@ def check_support(kit: Kit, entry: EngineEntry, note: Note) -> None:
     accepted = asked = 0
     for device in kit.described():
         ctx = ExecutionContext(None, device)
-        for case in kit.cases():
+        for case in kit.cases_of(entry):
             graph = case.freeze(device.type)
             if filter_graph(entry.spec, graph, device):
                 continue
@@ -141,7 +141,7 @@ def check_support(kit: Kit, entry: EngineEntry, note: Note) -> None:
             def fail(message: str, case: Any = case, device: DeviceInfo = device) -> None:
                 raise KitFailure(failure_text(entry.id, device, case, message))
 
-            with use_driver(poisoned), build_device(device):  # type: ignore[arg-type]
+            with use_driver(poisoned), build_device(device):
                 try:
                     verdict = engine.check_support(graph, ctx)
                     again = engine.check_support(graph, ctx)
@@ -241,11 +241,12 @@ def check_filter(kit: Kit, entry: EngineEntry, note: Note) -> None:
     engine = kit.engine(entry)
     filtered = passed = raised = 0
     for graph in fuzzed(kit.cases(), 3000 if kit.full else 400):
+        before = graph_state(graph)
         for device in kit.described():
             declines = filter_graph(entry.spec, graph, device)
             passed += not declines
             filtered += bool(declines)
-            with use_driver(RecordingDriver()), build_device(device):  # type: ignore[arg-type]
+            with use_driver(RecordingDriver()), build_device(device):
                 try:
                     verdict = engine.check_support(graph, ExecutionContext(None, device))
                 except Exception as error:
@@ -265,5 +266,7 @@ def check_filter(kit: Kit, entry: EngineEntry, note: Note) -> None:
             if isinstance(verdict, Declined) and not declines:
                 problem = verdict_problem(verdict, entry)
                 if problem:
-                    raise KitFailure(f"engine {entry.id}: check_support returned {problem}\n  graph {short_graph(graph)}")
+                    raise KitFailure(
+                        f"engine {entry.id}: check_support returned {problem}\n  graph {short_graph(graph)}"
+                    )
     note(f"fuzzed {passed + filtered} (graph, device) pairs, {filtered} filtered")

@@ -114,8 +114,8 @@ def cudnn_core_register(registrar):
     registrar.engine("slow", "alpha:Engine", ops=["*"])
 """
     with_hooks(site, "alpha", hooks)
-    with _registry.installed_on([]):
-        monkeypatch.setattr(
+    with monkeypatch.context() as patch:
+        patch.setattr(
             _registry, "_state", _registry._State(_registry._Catalogue(_registry._Installed([str(site)])), {})
         )
         start = threading.Barrier(4)

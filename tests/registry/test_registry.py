@@ -102,9 +102,6 @@ def test_a_slow_import_does_not_hold_up_readers_or_other_plugins(site, registry_
 def test_threads_that_ask_first_get_one_catalogue(site, registry_of, monkeypatch):
     write_plugin(site, "alpha")
     registry_of()
-    monkeypatch.setattr(_registry, "_state", None)
-    monkeypatch.setattr(_registry, "scan", slowly(_registry.scan))
-    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     start = threading.Barrier(4)
     found = []
 
@@ -112,11 +109,16 @@ def test_threads_that_ask_first_get_one_catalogue(site, registry_of, monkeypatch
         start.wait()
         found.append(_registry.current().find("alpha:main")._record)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    # Undone here, not at the end of the test: by then registry_of has put back what it found.
+    with monkeypatch.context() as patch:
+        patch.setattr(_registry, "_state", None)
+        patch.setattr(_registry, "scan", slowly(_registry.scan))
+        patch.setattr(sys, "path", [str(site), *sys.path])
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
     assert len(found) == 4
     assert len(set(map(id, found))) == 1
 

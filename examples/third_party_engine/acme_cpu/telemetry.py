@@ -1,4 +1,4 @@
-"""Hooks: counts which engines planning selects and which ones fail. Named by the manifest's ``hooks``.
+"""Hooks: counts which engines planning selects and which ones fail, and tells the doctor about BLAS. Named by the manifest.
 
 ``counts()`` returns a copy of the counters of this process. With ``ACME_CPU_TELEMETRY=FILE`` each selection is also appended to
 FILE as one JSON line. Hooks run while a graph is planned, never while a plan runs.
@@ -10,12 +10,13 @@ import json
 import os
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cudnn_core import Decision
+    from cudnn_core import Check, Decision, EngineFailure
 
-__all__ = ["counts", "cudnn_core_engine_failed", "cudnn_core_plan_selected"]
+__all__ = ["counts", "cudnn_core_doctor", "cudnn_core_engine_failed", "cudnn_core_plan_selected"]
 
 _counts: Counter[str] = Counter()
 _lock = threading.Lock()
@@ -38,6 +39,17 @@ def cudnn_core_plan_selected(decision: Decision) -> None:
                 file.write(line)
 
 
-def cudnn_core_engine_failed(failure: Any) -> None:
+def cudnn_core_engine_failed(failure: EngineFailure) -> None:
     with _lock:
         _counts[f"failed {failure.engine}"] += 1
+
+
+def cudnn_core_doctor(env: Mapping[str, str]) -> list[Check]:
+    """Whether numpy multiplies with an optimised BLAS; without one, `fused_matmul` is correct and slow."""
+    import numpy as np
+
+    from cudnn_core import Check
+
+    blas = np.show_config(mode="dicts")["Build Dependencies"].get("blas", {})
+    name = str(blas.get("name") or "none")
+    return [Check("numpy's BLAS", name not in ("none", "auto"), f"{name} {blas.get('version', '')}".rstrip())]

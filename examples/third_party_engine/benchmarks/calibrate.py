@@ -14,8 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-import cudnn_core
 import numpy as np
+
+import cudnn_core
 
 SHAPES = [
     (m, n, k, act) for m in (16, 256, 2048) for n, k in ((384, 384), (1536, 384), (1024, 4096)) for act in ("", "gelu")

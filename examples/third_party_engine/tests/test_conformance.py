@@ -13,5 +13,7 @@ def test_conformance_kit(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "cudnn_core.testing", "--cudnn-plugin", "acme_cpu"]
     command += ["--cudnn-cases", "kit_cases:cases", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from acme_cpu import telemetry
+
+import cudnn_core
+from cudnn_core.testing import temporary_plugin
 
 
 def test_selections_are_counted_and_written(graph: Any, run: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -23,10 +25,13 @@ def test_selections_are_counted_and_written(graph: Any, run: Any, tmp_path: Path
     assert json.loads(line) == {"graph": graph.key(), "selected": "acme_cpu:fused_matmul@1"}
 
 
-def test_failures_are_counted() -> None:
-    cudnn_core_testing = pytest.importorskip("cudnn_core.testing")
-    import cudnn_core
+def test_the_doctor_learns_of_blas() -> None:
+    (check,) = telemetry.cudnn_core_doctor({})
+    assert check.ok == ("none" not in check.detail)
+    assert check.detail
 
+
+def test_failures_are_counted() -> None:
     class Broken:
         def check_support(self, graph: Any, ctx: Any) -> Any:
             raise RuntimeError("a bug")
@@ -35,7 +40,7 @@ def test_failures_are_counted() -> None:
             raise RuntimeError("never reached")
 
     table = {"name": "broken", "ops": ["*"], "devices": ["cpu"]}
-    with cudnn_core_testing.temporary_plugin({"plugin": "faulty", "engine": [table]}, {"broken": Broken}):
+    with temporary_plugin({"plugin": "faulty", "engine": [table]}, {"broken": Broken}):
         graph = cudnn_core.Graph(io_data_type="float32")
         graph.relu(graph.tensor((4, 4))).set_output(True)
         graph.explain(device="cpu")

@@ -1,0 +1,204 @@
+"""``cudnn-core bench``: what is timed, what is recorded, and that a record ranks later plans for as long as it may."""
+
+from __future__ import annotations
+
+import pytest
+
+import cudnn_core
+from cudnn_core import PlanConfig, _bench
+from cudnn_core._tuning import device_facts, load
+
+FAST = ("--repeats", "3", "--warmup", "1")
+# By its manifest the slow engine is the better one.
+SLOW = {"delay": 0.003, "efficiency": 0.8}
+QUICK = {"efficiency": 0.1}
+
+
+def explained(file):
+    """(selected engine, basis) of the graph in ``file`` on the CPU."""
+    decision = cudnn_core.Graph.from_json(file.read_text()).explain(device="cpu")
+    return decision.selected, decision.winner.basis
+
+
+def record(file):
+    from cudnn_core._env import environment_key
+
+    frozen = cudnn_core.Graph.from_json(file.read_text()).freeze()
+    return load(frozen.key, device_facts(cudnn_core.device_info("cpu")), environment_key())
+
+
+def test_a_record_flips_a_later_ranking_until_a_further_engine_is_installed(cli, graph_file, engines):
+    file = graph_file()
+    with engines(slow=SLOW, quick=QUICK):
+        assert explained(file) == ("slow:add@1", "prior")
+        code, out, _ = cli("bench", file, *FAST)
+        assert code == 0
+        assert out.splitlines()[2].startswith("quick:add@1")
+        assert "recorded: later plans" in out
+        assert explained(file) == ("quick:add@1", "measured")
+        assert cudnn_core.Graph.from_json(file.read_text()).plan(device="cpu").engine == "quick:add@1"
+    with engines(slow=SLOW, quick=QUICK, third={"efficiency": 0.05}):
+        assert explained(file) == ("slow:add@1", "prior")
+        cli("bench", file, *FAST)
+        assert explained(file)[1] == "measured"
+
+
+def test_a_new_revision_of_an_engine_invalidates_the_record(cli, graph_file, engines):
+    file = graph_file()
+    with engines(slow=SLOW, quick=QUICK):
+        cli("bench", file, *FAST)
+    with engines(slow=SLOW, quick={**QUICK, "revision": 2}):
+        assert explained(file) == ("slow:add@1", "prior")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ('[engines]\ndisable = ["slow:*"]\n', "config.disabled"),
+        ('[plugins]\ndeny = ["slow"]\n', "config.not_allowed"),
+        ('[engines]\nrequire = ["deterministic"]\n', "policy.note_missing"),
+        ('[[rule]]\nmatch = { op = "add" }\navoid = ["slow:add"]\n', "config.avoided"),
+        ('[[rule]]\nmatch = { op = "add" }\nuse = "slow:add"\n', "pinned"),
+        ('[engine."quick:add".knobs]\ntile = 2\n', "knob tile"),
+    ],
+)
+def test_a_filtered_or_pinned_run_writes_nothing(cli, cli_json, graph_file, engines, configure, settings, why):
+    file = graph_file()
+    knobs = {"tile": {"type": "int", "choices": [1, 2]}}
+    with engines(slow=SLOW, quick={**QUICK, "notes": ["deterministic"], "knobs": knobs}):
+        configure(settings)
+        code, document = cli_json("bench", file, *FAST)
+        _, out, _ = cli("bench", file, *FAST)
+    assert code == 0
+    assert document["recorded"] is False
+    assert why in document["not_recorded_because"]
+    assert f"not recorded: {document['not_recorded_because']}" in out
+    assert record(file) is None
+
+
+def test_an_engine_that_could_not_compete_anyway_does_not_count_as_left_out(cli_json, graph_file, engines, configure):
+    file = graph_file()
+    with engines(quick=QUICK, gpu={"devices": ["cuda"]}, trial={"maturity": "experimental"}):
+        configure('[engines]\ndisable = ["gpu:*"]\n')
+        assert cli_json("bench", file, *FAST)[1]["recorded"] is True
+    assert [sample.engine for sample in record(file).samples] == ["quick:add@1"]
+
+
+def test_bench_of_some_engines_writes_nothing(cli, cli_json, graph_file, engines):
+    file = graph_file()
+    with engines(slow=SLOW, quick=QUICK):
+        code, document = cli_json("bench", file, *FAST, "--engine", "quick:*")
+        assert [timing["engine"] for timing in document["timings"]] == ["quick:add@1"]
+        assert (code, document["recorded"]) == (0, False)
+        assert cli_json("bench", file, *FAST, "--no-record")[1]["recorded"] is False
+        assert cli("bench", file, "--engine", "none:*")[0] == 2
+    assert record(file) is None
+
+
+def test_an_engine_that_fails_is_named_and_nothing_is_recorded(cli_json, graph_file, engines):
+    class Broken:
+        def check_support(self, graph, ctx):
+            return cudnn_core.Support((PlanConfig("", {}),), workspace=0)
+
+        def build_plan(self, graph, config, ctx):
+            raise cudnn_core.BuildError("no compiler")
+
+    file = graph_file()
+    with engines(quick=QUICK, broken={"base": Broken}):
+        code, document = cli_json("bench", file, *FAST)
+    assert code == 1
+    assert "no compiler" in next(row["failure"] for row in document["timings"] if row["engine"] == "broken:add@1")
+    assert "broken:add@1" in document["not_recorded_because"]
+    assert record(file) is None
+
+
+def test_every_config_is_timed_and_the_best_is_stored_and_used(cli_json, graph_file, engines):
+    file = graph_file()
+    knobs = {"slow": {"type": "int", "choices": [1, 2, 0]}}
+    three = {"configs": ({"slow": 2}, {"slow": 1}, {"slow": 0}), "knobs": knobs, "delay": 0.002}
+    with engines(one=three, two=SLOW):
+        _, document = cli_json("bench", file, *FAST)
+        assert [row["config"]["knobs"] for row in document["timings"]].count({}) == 1
+        assert len(document["timings"]) == 4
+        assert {sample.engine: dict(sample.config.knobs) for sample in record(file).samples}["one:add@1"] == {"slow": 0}
+        assert cudnn_core.Graph.from_json(file.read_text()).plan(device="cpu").knobs == {"slow": 0}
+
+
+def test_a_record_is_for_the_runtime_sizes_that_were_measured(cli, graph_file, engines):
+    n = cudnn_core.Dim("n", 1, 64)
+    file = graph_file(lambda g: g.add(g.tensor((n,)), g.tensor((n,))).set_output(True))
+    with engines(slow=SLOW, quick=QUICK):
+        cli("bench", file, *FAST, "--size", "n=16")
+        graph = cudnn_core.Graph.from_json(file.read_text())
+        assert graph.explain(device="cpu", hint={"n": 16}).winner.basis == "measured"
+        assert graph.explain(device="cpu", hint={"n": 17}).winner.basis == "prior"
+
+
+def test_no_engine_and_no_device(cli, graph_file, engines):
+    with engines(one={"dtypes": ["float64"]}):
+        assert cli("bench", graph_file())[0] == 1
+        assert cli("bench", graph_file(), "--device", "H200")[0] == 3
+
+
+# --- the sweep itself, by a clock that reads what a run says
+class Clock:
+    """A run adds its seconds to ``now``; drift makes every later run slower."""
+
+    def __init__(self):
+        self.log = []
+
+    def __call__(self, run, count):
+        return sum(run() for _ in range(count))
+
+
+def competitor(name, seconds, log=None, fail_at=None):
+    calls = iter(range(10**9))
+
+    def prepare():
+        def run():
+            if log is not None:
+                log.append(name)
+            if fail_at is not None and next(calls) == fail_at:
+                raise RuntimeError(f"{name} broke")
+            return seconds
+
+        return run
+
+    return _bench.Competitor(name, PlanConfig(f"p:{name}@1", {}), prepare)
+
+
+def test_the_median_is_a_run_and_short_runs_are_batched():
+    done = _bench.sweep([competitor("a", 2e-6), competitor("b", 0.01)], Clock(), repeats=5)
+    assert done.complete
+    assert [timing.us for timing in done.timings] == [pytest.approx(2.0), pytest.approx(1e4)]
+    assert [timing.runs for timing in done.timings] == [500, 1]
+    assert [len(timing.samples_us) for timing in done.timings] == [5, 5]
+
+
+def test_competitors_take_turns():
+    log = []
+    _bench.sweep([competitor("a", 1.0, log), competitor("b", 1.0, log)], Clock(), repeats=3, warmup=1)
+    assert log[-6:] == ["a", "b"] * 3
+
+
+def test_one_that_breaks_late_does_not_stop_the_others():
+    done = _bench.sweep([competitor("a", 1.0, fail_at=4), competitor("b", 1.0)], Clock(), repeats=4, warmup=1)
+    assert [timing.failure for timing in done.timings] == ["RuntimeError: a broke", ""]
+    assert not done.complete
+    assert len(done.timings[1].samples_us) == 4
+
+
+def test_the_time_limit_leaves_each_at_least_one_timing(monkeypatch):
+    now = iter(range(10**6))
+    monkeypatch.setattr(_bench.time, "perf_counter", lambda: float(next(now)))
+    done = _bench.sweep([competitor("a", 1.0), competitor("b", 1.0)], Clock(), repeats=50, time_limit=6.0)
+    assert done.complete
+    assert [1 <= len(timing.samples_us) < 50 for timing in done.timings] == [True, True]
+    done = _bench.sweep([competitor("a", 1.0), competitor("b", 1.0)], Clock(), repeats=50, time_limit=1.5)
+    assert not done.complete
+    assert "time limit" in done.timings[1].failure
+
+
+def test_spread_is_half_the_quartile_distance_over_the_median():
+    timing = _bench.Timing("a", PlanConfig("p:a@1", {}), (8.0, 9.0, 10.0, 11.0, 12.0))
+    assert timing.spread == pytest.approx(0.1)

@@ -1,0 +1,285 @@
+"""``cudnn-core run``: outputs are checked against the reference engine, whichever is installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import cudnn_core
+from cudnn_core import Dim
+from cudnn_core._cli import _inputs, _reference
+from cudnn_core.testing import temporary_plugin
+from tests.zoo._make import write_dist
+
+pytest.importorskip("torch_reference")
+
+
+def test_a_right_engine_agrees_with_the_reference(cli, cli_json, graph_file, engines):
+    with engines(isolated=False, one={}):
+        code, out, _ = cli("run", graph_file())
+        status, document = cli_json("run", graph_file())
+    assert (code, status) == (0, 0)
+    assert "one:add@1" in out
+    assert document["engine"] == "one:add@1"
+    assert document["reference"]["precision"] == "float64"
+    assert document["reference"]["engine"] != "one:add@1"
+    (output,) = document["outputs"]
+    assert (output["name"], output["shape"], output["ok"]) == ("y", [4, 8], True)
+    assert output["max_rel"] <= output["tolerance"] < 1e-5
+
+
+def test_a_wrong_engine_is_a_finding(cli, cli_json, graph_file, engines):
+    with engines(isolated=False, one={"error": 0.25}):
+        code, out, _ = cli("run", graph_file())
+        _, document = cli_json("run", graph_file())
+    assert code == 1
+    assert "DIFFERS" in out
+    assert document["ok"] is False
+    assert document["outputs"][0]["max_abs"] == pytest.approx(0.25, rel=1e-5)
+
+
+def test_an_output_that_is_never_written_differs(cli_json, graph_file):
+    class Nothing:
+        def check_support(self, graph, ctx):
+            return cudnn_core.Support((cudnn_core.PlanConfig("", {}),), workspace=0)
+
+        def build_plan(self, graph, config, ctx):
+            return type("Plan", (), {"workspace_size": 0, "execute": lambda self, pack, ctx: None})()
+
+    manifest = {"plugin": "idle", "engine": [{"name": "add", "ops": ["add"], "devices": ["cpu"]}]}
+    with temporary_plugin(manifest, {"add": Nothing}):
+        code, document = cli_json("run", graph_file())
+    assert code == 1
+    assert document["outputs"][0]["strays"] == 32
+
+
+def test_an_engine_that_raises_at_run_time_is_named(cli, graph_file, engines):
+    class Raising:
+        workspace_size = 0
+
+        def execute(self, pack, ctx):
+            raise RuntimeError("launch failed")
+
+    base = type("Base", (), {"check_support": lambda *_: cudnn_core.Support((cudnn_core.PlanConfig("", {}),), 0),
+                             "build_plan": lambda *_: Raising()})  # fmt: skip
+    with engines(isolated=False, one={"base": base}):
+        code, _, err = cli("run", graph_file())
+    assert code == 1
+    assert "engine one:add@1 raised RuntimeError: launch failed" in err
+
+
+def test_without_a_reference_there_is_nothing_to_check_against(cli, graph_file, engines):
+    with engines(isolated=True, one={}):
+        code, out, err = cli("run", graph_file())
+    assert (code, out) == (3, "")
+    assert "no reference" in err
+    assert "pip install" in err
+
+
+def test_a_device_that_is_only_described_can_not_run(cli, graph_file, engines):
+    with engines(isolated=False, one={}):
+        code, _, err = cli("run", graph_file(), "--device", "H200")
+    assert code == 3
+    assert "only described" in err
+
+
+# --- inputs
+def test_random_inputs_follow_the_seed(graph_file):
+    graph = cudnn_core.Graph.from_json(graph_file().read_text()).freeze()
+    first, same, other = (_inputs.make_inputs(graph, seed) for seed in (0, 0, 1))
+    for uid in first:
+        assert (first[uid] == same[uid]).all()
+        assert (first[uid] != other[uid]).any()
+    assert (first[graph.operands[0].uid] != first[graph.operands[1].uid]).any()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "int8", "int32", "float64"]
+)
+def test_every_type_runs(cli_json, graph_file, dtype):
+    code, document = cli_json("run", graph_file(dtype=dtype))
+    assert code == 0, document
+    assert document["outputs"][0]["dtype"] == dtype
+
+
+def test_arrays_are_taken_by_name_or_uid(cli_json, graph_file, machine):
+    file = graph_file()
+    uids = {tensor["name"]: tensor["uid"] for tensor in json.loads(file.read_text())["tensors"]}
+    a, b = np.arange(32.0, dtype=np.float32).reshape(4, 8), np.full((4, 8), 0.5, np.float32)
+    np.savez("in.npz", a=a, **{str(uids["b"]): b})
+    code, document = cli_json("run", file, "--inputs", "in.npz", "--outputs", "out.npz")
+    assert code == 0
+    assert document["seed"] is None
+    np.testing.assert_array_equal(np.load("out.npz")["y"], a + b)
+
+
+def test_strided_and_narrow_inputs_arrive_as_they_are(cli_json, graph_file):
+    def build(graph):
+        x = graph.tensor((2, 3), (1, 2), data_type="bfloat16", name="x")
+        w = graph.tensor((2, 3), (4, 1), data_type="fp8_e4m3", name="w")
+        graph.add(x, w).set_output(True).set_name("y").set_data_type("float32").set_stride((3, 1))
+
+    x = np.array([[1, 2, 3], [4, 5, 6]], np.float64)
+    w = np.array([[0.5, 1.5, -2], [8, 0, 448]])
+    np.savez("in.npz", x=x, w=w)
+    code, _ = cli_json("run", graph_file(build), "--inputs", "in.npz", "--outputs", "out.npz")
+    assert code == 0
+    np.testing.assert_array_equal(np.load("out.npz")["y"], x + w)
+
+
+def test_codes_stand_for_types_that_numpy_lacks(cli_json, graph_file):
+    def build(graph):
+        x = graph.tensor((4,), data_type="bfloat16", name="x")
+        graph.add(x, x).set_output(True).set_name("y").set_data_type("float32")
+
+    codes = np.array([0x3F80, 0x4000, 0xBF80, 0x0000], np.uint16)  # 1, 2, -1, 0
+    np.savez("in.npz", x=codes)
+    cli_json("run", graph_file(build), "--inputs", "in.npz", "--outputs", "out.npz")
+    np.testing.assert_array_equal(np.load("out.npz")["y"], [2, 4, -2, 0])
+
+
+def test_array_shapes_give_runtime_sizes(cli_json, graph_file):
+    n = Dim("n", 1, 64)
+    file = graph_file(lambda g: g.add(g.tensor((n,), name="a"), g.tensor((n,), name="b")).set_output(True))
+    np.savez("in.npz", a=np.ones(5, np.float32), b=np.ones(5, np.float32))
+    code, document = cli_json("run", file, "--inputs", "in.npz")
+    assert code == 0
+    assert document["sizes"] == {"n": 5}
+    np.savez("in.npz", a=np.ones(5, np.float32), b=np.ones(6, np.float32))
+    code, document = cli_json("run", file, "--inputs", "in.npz")
+    assert code == 2
+    assert "b" in document["error"]["message"]
+
+
+A = np.zeros((4, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": A}, "no array for b"),
+        ({"a": A, "b": A, "c": A}, "no input 'c'"),
+        ({"a": A, "b": A[:2]}, "b has shape (2, 8), the graph says (4, 8)"),
+        ({"a": A, "b": A.astype(np.int64)}, "b has the type int64, the graph says float32"),
+        ({"a": A, "b": A.astype(object)}, "allow_pickle"),
+    ],
+)
+def test_wrong_arrays_are_usage_errors(cli, graph_file, arrays, message):
+    np.savez("in.npz", **arrays)
+    code, out, err = cli("run", graph_file(), "--inputs", "in.npz")
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize("data", [None, b"", b"PK\x03\x04 not a zip"])
+def test_an_unreadable_npz_is_a_usage_error(cli, graph_file, machine, data):
+    if data is not None:
+        (machine / "work" / "in.npz").write_bytes(data)
+    code, _, err = cli("run", graph_file(), "--inputs", "in.npz")
+    assert code == 2
+    assert "inputs in.npz" in err
+
+
+def _attention(graph):
+    q, k, v = (graph.tensor((2, 2, 8, 16), name=name) for name in "qkv")
+    lengths = {f"seq_len_{s}": graph.tensor((2, 1, 1, 1), data_type="int32", name=f"len_{s}") for s in ("q", "kv")}
+    o, _ = graph.sdpa(q, k, v, generate_stats=False, attn_scale=0.25, use_padding_mask=True, **lengths)
+    o.set_output(True).set_name("o")
+
+
+def _experts(graph):
+    token, weight = graph.tensor((1, 12, 8), name="token"), graph.tensor((3, 8, 4), name="weight")
+    offsets = graph.tensor((3, 1, 1), data_type="int32", name="offsets")
+    graph.moe_grouped_matmul(token, weight, offsets, mode="NONE").set_output(True).set_name("y")
+
+
+def _norm(graph):
+    x, scale = graph.tensor((4, 6, 1, 1), name="x"), graph.tensor((1, 6, 1, 1), name="scale")
+    epsilon = graph.tensor((1, 1, 1, 1), is_pass_by_value=True, data_type="float32", name="epsilon")
+    y, _ = graph.rmsnorm(norm_forward_phase="INFERENCE", input=x, scale=scale, epsilon=epsilon)
+    y.set_output(True).set_name("y")
+
+
+def _logarithm(graph):
+    graph.log(graph.tensor((4, 8), name="x")).set_output(True).set_name("y")
+
+
+@pytest.mark.parametrize("build", [_attention, _experts, _norm, _logarithm])
+def test_ops_get_inputs_that_they_can_take(graph_file, build):
+    graph = cudnn_core.Graph.from_json(graph_file(build).read_text())
+    frozen = graph.freeze()
+    found = _reference.oracle(graph, {}, _inputs.make_inputs(frozen, 0))
+    for tensor in frozen.operand_tensors():
+        if tensor.role == "output":
+            values = _inputs.values_of(found.outputs[tensor.uid], str(tensor.dtype))
+            assert np.isfinite(values).all()
+            assert np.count_nonzero(values) > len(values) / 2
+
+
+# --- tolerances
+def test_the_tolerance_grows_with_narrow_types_and_long_sums():
+    def limit(dtype, k):
+        graph = cudnn_core.Graph(io_data_type=dtype, compute_data_type="float32")
+        c = graph.matmul(graph.tensor((1, 4, k)), graph.tensor((1, k, 4))).set_output(True)
+        frozen = graph.freeze()
+        return _reference.tolerance(frozen, next(t for t in frozen.tensors if t.uid == c.uid))
+
+    assert limit("float32", 16) == pytest.approx(2 * 2**-24 + 8 * 4 * 2**-24)
+    assert limit("float32", 1024) == pytest.approx(2 * 2**-24 + 8 * 32 * 2**-24)
+    assert limit("bfloat16", 16) == pytest.approx(2 * 2**-8 + 8 * 4 * 2**-24)
+    graph = cudnn_core.Graph(io_data_type="int32", compute_data_type="int32")
+    graph.add(graph.tensor((4,)), graph.tensor((4,))).set_output(True)
+    frozen = graph.freeze()
+    assert [_reference.tolerance(frozen, tensor) for tensor in frozen.tensors] == [0.0] * 3
+
+
+# --- executors
+@pytest.fixture
+def site(machine, monkeypatch):
+    folder = machine / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    cudnn_core.refresh()
+    yield folder
+    monkeypatch.undo()
+    for name in [
+        name for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).startswith(str(folder))
+    ]:
+        del sys.modules[name]
+    cudnn_core.refresh()
+
+
+EXECUTOR = """
+import ctypes
+
+def emulate(plan, pack, workspace):
+    assert plan.device.synthetic and plan.device.arch == "90a"
+    a, b, y = ((ctypes.c_float * 32).from_address(pointer) for pointer in pack.pointers)
+    assert [operand.role for operand in pack.operands] == ["input", "input", "output"]
+    for index in range(32):
+        y[index] = a[index] + b[index]
+
+def broken(plan, pack, workspace):
+    raise OSError("no emulator here")
+"""
+
+
+def test_an_executor_runs_the_plan_of_an_absent_device(cli, cli_json, graph_file, engines, site):
+    (site / "acme_emulator.py").write_text(EXECUTOR)
+    points = "[cudnn_core.executors]\nemulator = acme_emulator:emulate\nbroken = acme_emulator:broken\n"
+    write_dist(site, "acme-emulator", entry_points=points)
+    cudnn_core.refresh()
+    with engines(isolated=False, one={"devices": ["cuda"], "sm": ["90a"], "aot": True}):
+        arguments = ("run", graph_file(), "--device", "H200", "--executor")
+        code, document = cli_json(*arguments, "emulator")
+        assert code == 0, document
+        assert (document["engine"], document["executor"]) == ("one:add@1", "emulator")
+        code, _, err = cli(*arguments, "broken")
+        assert code == 1
+        assert "executor broken raised OSError: no emulator here" in err
+        code, _, err = cli(*arguments, "emulater")
+    assert code == 3
+    assert "did you mean 'emulator'" in err
