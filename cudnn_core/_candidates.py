@@ -107,9 +107,10 @@ def examine(request: Request, entry: EngineEntry) -> Candidate | EngineDecision:
         ),
         *([] if spec.variants else _pinned_elsewhere(request, spec.short_id)),  # variants are looked at by name below
     ]
-    if disabled:
-        return row("disabled", disabled)
-    filtered = [*filter_graph(spec, request.graph, request.device), *entry.reasons]  # entry.reasons: unmet requirements
+    filtered = filter_graph(spec, request.graph, request.device)
+    if disabled:  # with what else speaks against the engine, so that one that only the configuration stops stands out
+        return row("disabled", [*disabled, *filtered])
+    filtered += entry.reasons  # unmet requirements
     if filtered:
         return row("filtered", filtered)
     if request.need_build and request.device.synthetic and not spec.aot:

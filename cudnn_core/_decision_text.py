@@ -153,10 +153,12 @@ def _some(ids: list[str]) -> str:
     return f"{shown} +{len(ids) - 3} more" if len(ids) > 3 else shown
 
 
-def _distance(engine: EngineDecision) -> tuple[bool, int, str]:
-    """How far an engine is from running the graph. One that is built for other operations never comes near."""
+def _distance(engine: EngineDecision) -> tuple[bool, bool, int, str]:
+    """How far an engine is from running the graph. One that is built for other operations never comes near; one that only
+    the configuration stops is nearest."""
     foreign = any(reason.code in ("op.anchor", "op.unsupported") for reason in engine.reasons)
-    return foreign, len(engine.reasons), engine.id
+    configured = all(reason.code.startswith("config.") for reason in engine.reasons)
+    return foreign, not configured, len(engine.reasons), engine.id
 
 
 def _length(missed: list[EngineDecision], engine_id: str) -> int:

@@ -12,6 +12,8 @@ CudnnCoreError
 |-- DriverError        the CUDA driver refused a query
 `-- HandleError        a handle is closed, foreign or of another device
     `-- HandleTypeError  not a Handle at all (also a TypeError)
+
+Raised where they are defined: KnobError (a knob's value), EngineLookupError and EngineBroken (an engine asked for by name).
 """
 
 from __future__ import annotations

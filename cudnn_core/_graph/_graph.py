@@ -33,7 +33,7 @@ class Graph(ClassicSequence, WrapperForm):
     ``io_data_type`` is the default type of inputs and outputs, ``intermediate_data_type`` of virtual tensors and
     ``compute_data_type`` of the arithmetic; the latter two default to the first. ``handle``, ``device_property``,
     ``sm_version`` and ``sm_count`` say which device the graph is planned for. ``inputs``, ``outputs``, ``heuristics`` and
-    ``workspace_alloc`` are those of the frontend's wrapper form. Unknown keywords raise GraphTypeError.
+    ``workspace_alloc`` are those of the frontend's wrapper form. Unknown keywords raise TypeError.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .._graph._frozen import FrozenGraph
     from ._cases import Case
 
-__all__ = ["fuzzed", "mutate"]
+__all__ = ["forget", "fuzzed", "mutate"]
 
 _SIZES = (1, 2, 3, 4, 8, 12, 16, 24, 32, 64, 100, 128, 256)
 _COMPUTE = ("float32", "float64", "float16", "bfloat16", "int32")
@@ -33,6 +33,11 @@ def fuzzed(cases: Sequence[Case], count: int, seed: int = 2026) -> Iterator[Froz
     if key not in _made:
         _made[key] = list(_generate(cases, count, random.Random(seed)))  # noqa: S311  test data
     return iter(_made[key])
+
+
+def forget() -> None:
+    """Drop the generated graphs: an engine has changed one."""
+    _made.clear()
 
 
 def _generate(cases: Sequence[Case], count: int, rng: random.Random) -> Iterator[FrozenGraph]:

@@ -23,6 +23,7 @@ from .._device import DeviceInfo, as_device, device_info
 from .._driver import driver
 from .._engine import Declined, ExecutionContext, PlanConfig
 from .._errors import CudnnCoreError
+from .._filter import filter_graph
 from .._ranking import Candidate, rank
 from .._registry import current
 from ._cases import Case, as_cases
@@ -62,7 +63,7 @@ class Kit:
         self.options = options
         self.full = options.level == "full"
         self._cases: list[Case] | None = None
-        self._cases_of: dict[str, list[Case]] = {}
+        self._own: dict[tuple[str, str], Case] = {}
         self._probes: dict[str, Any] = {}
         self._clean: Any = None
 
@@ -100,11 +101,15 @@ class Kit:
             self._cases = [case for case in found if self.full or not case.full]
         return self._cases
 
-    def cases_of(self, entry: EngineEntry) -> list[Case]:
-        """The cases with graphs that only this engine sees."""
-        if entry.short_id not in self._cases_of:
-            self._cases_of[entry.short_id] = [case.copy() for case in self.cases()]
-        return self._cases_of[entry.short_id]
+    def cases_for(self, entry: EngineEntry, device: DeviceInfo) -> list[Case]:
+        """The cases that pass the engine's manifest on ``device``, with graphs that only this engine sees."""
+        assert entry.spec is not None
+        found = []
+        for case in self.cases():
+            if not filter_graph(entry.spec, case.freeze(device.type), device):
+                key = (entry.short_id, case.name)
+                found.append(self._own.get(key) or self._own.setdefault(key, case.copy()))
+        return found
 
     def devices(self, types: Iterable[str]) -> list[DeviceInfo]:
         """The present devices to run on, of these types."""
@@ -130,8 +135,6 @@ class Kit:
         return self._probes[entry.short_id]
 
     def _probe_graphs(self, entry: EngineEntry) -> list[str]:
-        from .._filter import filter_graph
-
         assert entry.spec is not None
         devices = self.described()
         found: list[str] = []

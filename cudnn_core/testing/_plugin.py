@@ -242,13 +242,12 @@ def _absent(entry: EngineEntry, kind: str) -> Callable[..., None]:
 
 
 def _runs(kit: Kit, entry: EngineEntry, device: DeviceInfo) -> Iterator[tuple[str, Callable[..., None]]]:
-    from .._filter import filter_graph
     from ._kit import place
 
     assert entry.spec is not None
     where = place(device)
     unmet = [*entry.reasons] if entry.state == "filtered" else []
-    cases = [] if unmet else [c for c in kit.cases_of(entry) if not filter_graph(entry.spec, c.freeze(device.type), device)]
+    cases = [] if unmet else kit.cases_for(entry, device)
     if not cases:
         reason = (
             "; ".join(map(str, unmet)) or "no graph of the library passes its manifest (name some with --cudnn-cases)"

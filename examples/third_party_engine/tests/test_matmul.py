@@ -107,6 +107,18 @@ def test_strides_are_honoured(graph: Any, run: Any, which: str, pack: bool) -> N
     assert packed + tile <= plan.workspace_size < packed + tile + 5 * 256
 
 
+@pytest.mark.parametrize("which", ["a", "bias", "y"])
+def test_batches_that_do_not_step_evenly(graph: Any, run: Any, which: str) -> None:
+    """B has no batches, but one other tensor skips rows between its batches."""
+    torch.manual_seed(0)
+    whole = {"a": torch.randn(3, 50, 16), "bias": torch.randn(3, 50, 24), "y": torch.full((3, 50, 24), torch.nan)}
+    a, bias, y = (value[:, :40] if name == which else value[:, :40].contiguous() for name, value in whole.items())
+    b = torch.randn(1, 16, 24)
+    run(graph, build(graph, a, b, bias, "relu", y), "fused_matmul", block_rows=32)
+    assert_close(y, expected(a, b, bias, "relu"))
+    assert torch.isnan(whole["y"][:, 40:]).all()
+
+
 @pytest.mark.parametrize("engine_knobs", [{}, {"block_rows": 16}])
 def test_runtime_sizes_share_a_plan(graph: Any, run: Any, engine_knobs: dict[str, int]) -> None:
     torch.manual_seed(0)
