@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _frontend_peer as frontend
-from benchmarks._harness import Report, Row, medians
-from benchmarks._planning import NoopEngineWithWorkspace, noop_engines
-
 import cudnn_core
+from benchmarks import _frontend_peer as frontend
+from benchmarks._harness import Report, Row
+from benchmarks._planning import NoopEngineWithWorkspace, noop_engines
 
 __all__ = ["binding", "execution", "plugins"]
 
@@ -74,24 +73,24 @@ def execution(report: Report) -> None:
         "frontend, torch ordered": call(theirs, space, ordered=True),
         "frontend, addresses": call({uid: b.data_ptr() for uid, b in theirs.items()}, space.data_ptr()),
     }
-    execute = graph.execute
+    at = space.data_ptr()
     ours: dict[str, tuple[Callable[[], Any], str, float | None]] = {
-        "prepared pack": (lambda: plan.execute(pack, space), "frontend, torch ordered", 0.25),
-        "bare addresses": (lambda: execute(addresses, space.data_ptr()), "frontend, addresses", 0.5),
+        "prepared pack": (partial(plan.execute, pack, space), "frontend, torch ordered", 0.25),
+        "bare addresses": (partial(graph.execute, addresses, at), "frontend, addresses", 0.5),
         "bare addresses, against its fastest form": (
-            lambda: plan.execute(addresses, space.data_ptr()),
+            partial(graph.execute, addresses, at),
             "frontend, torch ordered",
             0.5,
         ),
-        "torch tensors by tensor": (lambda: execute(by_tensor, space), "frontend, torch by tensor", 1.0),
-        "torch tensors by uid": (lambda: execute(by_uid, space), "frontend, torch by uid", 1.0),
+        "torch tensors by tensor": (partial(graph.execute, by_tensor, space), "frontend, torch by tensor", 1.0),
+        "torch tensors by uid": (partial(graph.execute, by_uid, space), "frontend, torch by uid", 1.0),
         "torch tensors in order": (
-            lambda: execute(ordered, space, tensor_uids=names),
+            partial(graph.execute, ordered, space, tensor_uids=names),
             "frontend, torch ordered",
-            1.0,
+            None,
         ),
         "Plan.execute, torch tensors by tensor": (
-            lambda: plan.execute(by_tensor, space),
+            partial(plan.execute, by_tensor, space),
             "frontend, torch by tensor",
             1.0,
         ),
@@ -101,7 +100,7 @@ def execution(report: Report) -> None:
         run()
         if frontend.seen_pointers(peer) != {uid: buffer.data_ptr() for uid, buffer in theirs.items()}:
             raise RuntimeError(f"{name}: the frontend's plan saw other addresses than the operands'")
-    took = medians({**peers, **{name: call[0] for name, call in ours.items()}})
+    took = report.medians({**peers, **{name: call[0] for name, call in ours.items()}})
     for name, (_, peer_name, budget) in ours.items():
         row = Row(name, "us", took[name] / 1e3, took[peer_name] / 1e3, peer_name, errors[name], budget, "ratio")
         report.add(row)
@@ -127,7 +126,7 @@ def binding(report: Report) -> None:
     run = plan.bind(pack)
     launch = plan._compiled.launch
     pointers = pack.pointers
-    took = medians(
+    took = report.medians(
         {
             "ours": lambda: run(pointers, 0, 0),
             "peer": lambda: launch(pointers, 0, 0),
@@ -145,20 +144,19 @@ def binding(report: Report) -> None:
     run = plan.bind(pack)
     ctx = cudnn_core.ExecutionContext(None, plan.device)
     execute = plan._compiled.execute
-    took = medians({"ours": lambda: run(pack.pointers, 0, 0), "peer": lambda: execute(pack, ctx)})
+    took = report.medians({"ours": lambda: run(pack.pointers, 0, 0), "peer": lambda: execute(pack, ctx)})
     report.add(Row("bound run of an engine without bind", "ns", took["ours"], took["peer"], "the engine's execute"))
 
 
 def plugins(report: Report) -> None:
     """Execution must not know how many plugins are installed."""
-    from tests.zoo._make import write_many
-
     from cudnn_core._registry import installed_on
+    from tests.zoo._make import write_many
 
     report.section("Execute with other plugins installed")
     plans: dict[int, Any] = {}
     with ExitStack() as stack:
-        for count in (100, 10, 0):
+        for count in (0, 10, 100):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             write_many(Path(folder), count, 0)
             stack.enter_context(_on_path(folder))
@@ -173,7 +171,7 @@ def plugins(report: Report) -> None:
             for count, (plan, pack, addresses) in plans.items():
                 calls[f"pack {count}"] = partial(plan.execute, pack)
                 calls[f"addresses {count}"] = partial(plan.execute, addresses)
-            took = medians(calls, rounds=5)
+            took = report.medians(calls, rounds=5)
     for form in ("pack", "addresses"):
         for count in (10, 100):
             peer_name = f"the same with 0 plugins ({form})"

@@ -6,11 +6,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from benchmarks._harness import Report, Row, medians
-
 import cudnn_core
+from benchmarks._harness import Report, Row
 from cudnn_core._filter import filter_graph
 from cudnn_core.testing import temporary_plugin
 
@@ -140,7 +140,7 @@ def planning(report: Report) -> None:
         took = _each(lambda: fresh("matmul + bias + gelu"), lambda g: g.plan(device="cpu"))
         report.add(Row("plan of a new graph, 10 candidates", "ms", took / 1e6, budget=2))
         graph = fresh("matmul + bias + gelu")
-        again = medians({"": lambda: graph.plan(device="cpu")})[""]
+        again = report.medians({"": lambda: graph.plan(device="cpu")})[""]
         report.add(Row("plan of a known graph, 10 candidates", "ms", again / 1e6))
     with noop_engines(50):
         took = _each(lambda: fresh("matmul + bias + gelu"), lambda g: g.explain(device="H200"))
@@ -156,8 +156,9 @@ def checks(report: Report) -> None:
     for entry, kind, build, device in cases:
         graph = build(256).freeze("cuda")
         ctx = cudnn_core.ExecutionContext(None, devices[device])
-        engine = entry.instance()
-        took = medians({"": lambda: engine.check_support(graph, ctx)}, seconds=0.002)[""] / 1e3
+        took = (
+            report.medians({"": partial(entry.instance().check_support, graph, ctx)}, seconds=0.001, rounds=2)[""] / 1e3
+        )
         if took > worst.get(entry.id, (0.0, ""))[0]:
             worst[entry.id] = (took, f"{kind} on {device}")
     for engine_id, (took, where) in worst.items():

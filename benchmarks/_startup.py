@@ -47,10 +47,12 @@ _ENTRY_POINTS = (
 
 def imports(report: Report) -> None:
     report.section("Import of the package, in a fresh interpreter")
-    times = _medians({"import": _TIMED.format(statement="import cudnn_core")}, turns=15)
+    times = _medians(report, {"import": _TIMED.format(statement="import cudnn_core")}, turns=15)
     report.add(Row("import cudnn_core", "ms", times["import"], budget=10))
     peak = _PEAK if Path("/proc/self/status").exists() else _PEAK_TRACED
-    used = _medians({"bare": peak.format(statement=""), "ours": peak.format(statement="import cudnn_core")}, turns=9)
+    used = _medians(
+        report, {"bare": peak.format(statement=""), "ours": peak.format(statement="import cudnn_core")}, turns=9
+    )
     case = "peak memory (RSS) of the import" if peak is _PEAK else "peak memory (traced) of the import"
     report.add(Row(case, "MiB", used["ours"], used["bare"], "the bare interpreter", budget=5, gate="difference"))
     gained = [name for name in child(_MODULES) if name.partition(".")[0] != "cudnn_core"]
@@ -58,7 +60,9 @@ def imports(report: Report) -> None:
     if gained:
         report.note(", ".join(gained))
     first = "import cudnn_core; cudnn_core.Graph(io_data_type='float32')"
-    report.add(Row("import and the first Graph", "ms", _medians({"x": _TIMED.format(statement=first)}, turns=5)["x"]))
+    report.add(
+        Row("import and the first Graph", "ms", _medians(report, {"x": _TIMED.format(statement=first)}, turns=5)["x"])
+    )
 
 
 def discovery(report: Report) -> None:
@@ -73,15 +77,15 @@ def discovery(report: Report) -> None:
                 "ours": _TIMED.format(statement=_REGISTRY.format(engines=3 * plugins)),
                 "peer": _TIMED.format(statement=_ENTRY_POINTS.format(plugins=plugins)),
             }
-            found = _medians(codes, turns=7, path=[folder])
+            found = _medians(report, codes, turns=7, path=[folder])
         case = f"registry(), {plugins} more plugins among {plugins + others} dists"
         report.add(Row(case, "ms", found["ours"], found["peer"], peer_name, budget=budget))
 
 
-def _medians(codes: dict[str, str], *, turns: int, **options: Any) -> dict[str, float]:
+def _medians(report: Report, codes: dict[str, str], *, turns: int, **options: Any) -> dict[str, float]:
     """The median of what each of ``codes`` prints, interleaved; the first turn (cold files, no bytecode) does not count."""
     samples: dict[str, list[float]] = {name: [] for name in codes}
-    for turn in range(turns + 1):
+    for turn in range((2 if report.quick else turns) + 1):
         for name, code in codes.items():
             value = child(code, **options)
             if turn:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Layout"]
 
 _NO_OWNERS: list[object] = []
+_PASSED_LIMIT = 256
 _POINTER_ALIGN = 16  # the alignment class that a runner is bound for when every address has it
 
 # The bytes of every operand, and every pair that must not overlap, once: (output slot, its bytes, ((other slot, bytes), ...)).
@@ -47,7 +48,6 @@ class Layout:
         "_fixed",
         "_ignored",
         "_keys",
-        "_last",
         "_on_cpu",
         "_outputs",
         "_plain",
@@ -82,11 +82,12 @@ class Layout:
         self._outputs = tuple(i for i, slot in enumerate(self.slots) if slot.operand.role != "input")
         self._bounds = self._bounds_of([slot.extent for slot in self.slots])
         # Per slot (torch dtype, shape, strides or None where packed) once a torch tensor was accepted there. With runtime
-        # sizes: those of the last call that passed, whole. Then the sizes, and the bounds at them.
+        # sizes: those of the last call that passed, whole. Then the sizes, the bounds at them, and the addresses (with their
+        # bits or-ed) that passed the checks: a model's layers share a plan and come with their own weights.
         self._fast: list[Any] = [None] * len(self.slots)
-        self._seen: tuple[list[Any], dict[str, int] | None, _Bounds] = (self._fast, None, self._bounds)
+        self._seen: tuple[list[Any], dict[str, int] | None, _Bounds, dict[tuple[int, ...], int]]
+        self._seen = (self._fast, None, self._bounds, {})
         self._on_cpu = device.type == "cpu"
-        self._last: tuple[list[Any], Any, int] = ([], None, 0)
         self._keys: dict[object, int] = {}
         names: dict[str, int] = {}
         for i, slot in enumerate(self.slots):
@@ -109,7 +110,7 @@ class Layout:
     # --- reading
     def read(
         self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None
-    ) -> tuple[list[int], int, dict[str, int] | None, list[object]]:
+    ) -> tuple[Sequence[int], int, dict[str, int] | None, list[object]]:
         """(addresses, their bits or-ed, sizes of the Dims or None, objects to keep alive) for the buffers in ``values``."""
         # The fast roads: as many addresses, or torch tensors, as operands; each tensor compared with what was accepted in its
         # slot before. Where the declared strides are packed, is_contiguous says the same as a comparison of strides, at half
@@ -117,7 +118,7 @@ class Layout:
         if len(values) == len(self.slots) and self._plain and not overrides:
             pointers: list[Any] = [None] * len(values)
             keys, on_cpu = self._keys, self._on_cpu
-            seen, sizes, bounds = self._seen
+            seen, sizes, bounds, passed = self._seen
             try:
                 if type(next(iter(values.values()))) is int:
                     for key, value in values.items():
@@ -136,13 +137,16 @@ class Layout:
                         ):
                             return self._read_any(values, overrides)
                         pointers[index] = value.data_ptr()
-                last, of_sizes, merged = self._last
-                if pointers == last and sizes is of_sizes:  # those of the last call: they passed the checks then
-                    return pointers, merged, sizes, _NO_OWNERS
-                if None not in pointers:
+                found = tuple(pointers)
+                merged = passed.get(found)
+                if merged is not None:
+                    return found, merged, sizes, _NO_OWNERS
+                if None not in found:
                     merged = self._check_addresses(pointers, bounds)
-                    self._last = (pointers.copy(), sizes, merged)
-                    return pointers, merged, sizes, _NO_OWNERS
+                    if len(passed) >= _PASSED_LIMIT:
+                        passed.clear()
+                    passed[found] = merged
+                    return found, merged, sizes, _NO_OWNERS
             except (AttributeError, KeyError, TypeError):
                 pass
         return self._read_any(values, overrides)
@@ -181,7 +185,7 @@ class Layout:
         bounds = self._bounds_of(self._extents_at(sizes))
         merged = self._check_addresses(pointers, bounds)
         if None not in seen:
-            self._seen = (seen, sizes, bounds)
+            self._seen = (seen, sizes, bounds, {})
         return pointers, merged, sizes, owners
 
     def _matches(self, value: Any, seen: tuple[Any, Any, Any]) -> bool:
@@ -246,13 +250,15 @@ class Layout:
             if view.elements != 1:
                 raise ExecutionError(f"operand {label} is passed by value, got {view.elements} elements", operand=label)
         else:
+            want: Any = slot.stride
             if sizes is not None:
                 match_sizes(slot.dim, shape, sizes, label)
+                want = tuple(evaluate(v, sizes) for v in want) if _known(want, sizes) else None
             elif tuple(shape) != slot.shape:
                 raise ExecutionError(f"operand {label} has shape {tuple(shape)}, needs {slot.shape}", operand=label)
-            want = tuple(evaluate(v, sizes or {}) for v in slot.stride) if _known(slot.stride, sizes) else None
             if (
                 want is not None
+                and stride != want
                 and any(a != b and size > 1 for a, b, size in zip(stride, want, shape, strict=True))
                 and 0 not in shape
             ):
@@ -353,5 +359,5 @@ class Layout:
         return VariantPack(self.operands_at(pointers, sizes), tuple(pointers), keep)
 
 
-def _known(values: Sequence[Any], sizes: dict[str, int] | None) -> bool:
-    return all(dim.name in (sizes or {}) for dim in dims_of(values))
+def _known(values: Sequence[Any], sizes: dict[str, int]) -> bool:
+    return all(dim.name in sizes for dim in dims_of(values))

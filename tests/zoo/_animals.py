@@ -202,7 +202,7 @@ BEASTS: tuple[Beast, ...] = (
     _beast("declines_without_reason", "quarantined", "plugin.broken", "check_support", "Declined without", returns("Declined(())")),
     _beast("nine_configs", "quarantined", "plugin.broken", "check_support", "1 to 8 configs", returns('Support((PlanConfig("", {}),) * 9, 256)')),
     _beast("speaks_for_others", "quarantined", "plugin.broken", "check_support", "a config of another engine", returns('Support((PlanConfig("sound:main@1", {}),), 256)')),
-    _beast("unknown_code", "declined", "no.such_code", "check_support", "unknown decline code 'no.such_code'", returns("Declined((Decline('no.such_code'),))")),
+    _beast("unknown_code", "declined", "plugin.broken", "check_support", "unknown decline code 'no.such_code'", returns("Declined((Decline('no.such_code'),))")),
     _beast("code_of_another", "declined", "x.sound.busy", "check_support", "belongs to another plugin", returns("Declined((Decline('x.sound.busy'),))")),
     _beast("unprintable_decline", "declined", "shape.range", "check_support", "not JSON-able", returns("Declined((Decline('shape.range', 'A', {1, 2}),))")),
     _beast("no_execute", "build_failed", "build.failed", "numerics", "it has no execute", builds("object()")),
@@ -264,7 +264,7 @@ BEASTS: tuple[Beast, ...] = (
     ),
     _beast(
         "dawdles", "selected", "", "check_support", "takes .* us in the median; the budget is 20 us",
-        engine("    def check_support(self, graph, ctx):\n        time.sleep(0.002)\n        return super().check_support(graph, ctx)\n", "import time\n"),
+        engine("    def check_support(self, graph, ctx):\n        time.sleep(0.0004)\n        return super().check_support(graph, ctx)\n", "import time\n"),
     ),
     _beast(
         "asks_the_driver", "selected", "", "check_support", r"asks the CUDA driver: \w+\(\) \(use ctx.device\)",
