@@ -7,18 +7,20 @@ use (PEP 562), so that the import itself loads nothing but this file.
 # No import at all, not even of __future__: tests/overhead/test_import.py.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from . import op_schema
     from ._cache import CacheKey, CompileCache
-    from ._checks import Carver, checks
+    from ._checks import Carver, Checks, checks
     from ._config import ConfigWarning, configure
     from ._context import build_device, create_device_properties
     from ._decision import Decision, DecisionError, EngineDecision
     from ._declines import Decline
     from ._device import DeviceInfo, device_info
-    from ._dims import Dim
+    from ._dims import Dim, Extent
     from ._dtypes import as_dtype, bits, data_type, nbytes
     from ._engine import (
         API,
         Artifact,
+        Buffers,
         CompiledPlan,
         Declined,
         Engine,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         ExecutionContext,
         Operand,
         PlanConfig,
+        Runner,
         Support,
         VariantPack,
     )
@@ -73,7 +76,6 @@ if TYPE_CHECKING:
     from ._handle import Handle, create_handle, destroy_handle, get_stream, set_stream, to_backend_handle
     from ._hooks import Check, EngineFailure, Registrar
     from ._knobs import KnobError
-    from ._ops import _schema as op_schema
     from ._ops._table import lookup as lookup_op
     from ._plan import Plan, pack
     from ._registry import EngineBroken, EngineLookupError, refresh, registry
@@ -89,10 +91,12 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "API": "_engine",
     "Artifact": "_engine",
+    "Buffers": "_engine",
     "BuildError": "_errors",
     "CacheKey": "_cache",
     "Carver": "_checks",
     "Check": "_hooks",
+    "Checks": "_checks",
     "CompileCache": "_cache",
     "CompiledPlan": "_engine",
     "ConfigError": "_errors",
@@ -113,6 +117,7 @@ _PUBLIC = {
     "Estimate": "_engine",
     "ExecutionContext": "_engine",
     "ExecutionError": "_errors",
+    "Extent": "_dims",
     "FrozenGraph": "_graph._frozen",
     "FrozenNode": "_graph._frozen",
     "FrozenTensor": "_graph._frozen",
@@ -129,6 +134,7 @@ _PUBLIC = {
     "Plan": "_plan",
     "PlanConfig": "_engine",
     "Registrar": "_hooks",
+    "Runner": "_engine",
     "Support": "_engine",
     "Tensor": "_graph._tensor",
     "VariantPack": "_engine",
@@ -178,15 +184,17 @@ _ALIASES = {
     "pygraph": ("_graph._graph", "Graph"),
     "tensor": ("_graph._tensor", "Tensor"),
 }
-_MODULES = {"op_schema": "_ops._schema"}
+_MODULES = {"op_schema": "op_schema"}
 
 __all__ = [
     "API",
     "Artifact",
+    "Buffers",
     "BuildError",
     "CacheKey",
     "Carver",
     "Check",
+    "Checks",
     "CompileCache",
     "CompiledPlan",
     "ConfigError",
@@ -207,6 +215,7 @@ __all__ = [
     "Estimate",
     "ExecutionContext",
     "ExecutionError",
+    "Extent",
     "FrozenGraph",
     "FrozenNode",
     "FrozenTensor",
@@ -223,6 +232,7 @@ __all__ = [
     "Plan",
     "PlanConfig",
     "Registrar",
+    "Runner",
     "Support",
     "Tensor",
     "VariantPack",

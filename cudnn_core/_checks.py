@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ._declines import Decline, check_code
 from ._dims import Dim, Extent, Product, packed_strides
 from ._engine import Declined, ExecutionContext
-from ._errors import ExecutionError
+from ._errors import CudnnCoreError, ExecutionError
 
 if TYPE_CHECKING:
     from ._graph._frozen import FrozenGraph, FrozenNode, FrozenTensor
@@ -32,12 +32,19 @@ S = TypeVar("S")
 class Checks:
     """A collector. ``subject`` arguments are the names that a reader of the decline knows: ``"A"``, ``"k"``."""
 
-    __slots__ = ("ctx", "declines", "graph")
+    __slots__ = ("_ctx", "declines", "graph")
 
-    def __init__(self, graph: FrozenGraph, ctx: ExecutionContext) -> None:
+    def __init__(self, graph: FrozenGraph, ctx: ExecutionContext | None = None) -> None:
         self.graph = graph
-        self.ctx = ctx
+        self._ctx = ctx
         self.declines: list[Decline] = []
+
+    @property
+    def ctx(self) -> ExecutionContext:
+        """The context; only the device's methods need it, so ``graph.facts`` functions collect without one."""
+        if self._ctx is None:
+            raise CudnnCoreError("checks(graph) without a context can't look at the device: pass ctx")
+        return self._ctx
 
     def __bool__(self) -> bool:
         """Whether every condition so far holds."""

@@ -96,7 +96,7 @@ def _header(decision: Decision) -> str:
 
 def _sources(decision: Decision) -> str:
     """``config 2 files, 1 env``: the distinct places that set a value."""
-    origins = {origin for _, _, origin in decision.config if origin and origin not in ("built-in", "default")}
+    origins = {origin for _, _, origin in decision.config if origin and origin not in ("built-in", "default", "hint")}
     env = {origin for origin in origins if origin.startswith("env:")}
     calls = {origin for origin in origins if origin.endswith(")")}
     files = {_file(origin) for origin in origins - env - calls}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "API",
     "Artifact",
+    "Buffers",
     "CompiledPlan",
     "Decline",
     "Declined",
@@ -38,6 +39,7 @@ __all__ = [
     "ExecutionContext",
     "Operand",
     "PlanConfig",
+    "Runner",
     "Support",
     "VariantPack",
 ]

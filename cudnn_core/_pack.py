@@ -30,6 +30,7 @@ _POINTER_ALIGN = 16  # the alignment class that a runner is bound for when every
 
 # The bytes of every operand, and every pair that must not overlap, once: (output slot, its bytes, ((other slot, bytes), ...)).
 _Bounds = tuple[tuple[int, ...], tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]]
+_Seen = dict[object, tuple[int, Any, tuple[int, ...], tuple[int, ...] | None]]
 
 
 class Layout:
@@ -44,7 +45,6 @@ class Layout:
         "_default_slots",
         "_device_index",
         "_device_type",
-        "_fast",
         "_fixed",
         "_ignored",
         "_keys",
@@ -81,12 +81,11 @@ class Layout:
         self._aliases = aliases
         self._outputs = tuple(i for i, slot in enumerate(self.slots) if slot.operand.role != "input")
         self._bounds = self._bounds_of([slot.extent for slot in self.slots])
-        # Per slot (torch dtype, shape, strides or None where packed) once a torch tensor was accepted there. With runtime
+        # Per key that named a torch tensor: (slot, torch dtype, shape, strides or None where packed) as accepted. With runtime
         # sizes: those of the last call that passed, whole. Then the sizes, the bounds at them, and the addresses (with their
         # bits or-ed) that passed the checks: a model's layers share a plan and come with their own weights.
-        self._fast: list[Any] = [None] * len(self.slots)
-        self._seen: tuple[list[Any], dict[str, int] | None, _Bounds, dict[tuple[int, ...], int]]
-        self._seen = (self._fast, None, self._bounds, {})
+        self._seen: tuple[_Seen, dict[str, int] | None, _Bounds, dict[tuple[int, ...], int]]
+        self._seen = ({}, None, self._bounds, {})
         self._on_cpu = device.type == "cpu"
         self._keys: dict[object, int] = {}
         names: dict[str, int] = {}
@@ -117,18 +116,20 @@ class Layout:
         # the cost. Whatever is irregular starts over on the general road, which also words the errors.
         if len(values) == len(self.slots) and self._plain and not overrides:
             pointers: list[Any] = [None] * len(values)
-            keys, on_cpu = self._keys, self._on_cpu
+            on_cpu = self._on_cpu
             seen, sizes, bounds, passed = self._seen
             try:
-                if type(next(iter(values.values()))) is int:
+                for value in values.values():  # noqa: B007  half the price of next(iter(...))
+                    break
+                if type(value) is int:
+                    keys = self._keys
                     for key, value in values.items():
                         if type(value) is not int or not self._fixed:
                             return self._read_any(values, overrides)
                         pointers[keys[key]] = value
                 else:
                     for key, value in values.items():
-                        index = keys[key]
-                        dtype, shape, stride = seen[index]
+                        index, dtype, shape, stride = seen[key]
                         if (
                             value.dtype is not dtype
                             or value.shape != shape
@@ -157,7 +158,7 @@ class Layout:
         pointers: list[Any] = [None] * len(self.slots)
         owners: list[object] = []
         sizes: dict[str, int] | None = None if self._fixed else {}
-        seen: list[Any] = self._fast if self._fixed else [None] * len(self.slots)
+        seen: _Seen = self._seen[0] if self._fixed else {}
         for key, value in values.items():
             index = self._keys.get(key)
             if index is None:
@@ -168,13 +169,13 @@ class Layout:
                 raise ExecutionError(f"operand {slot.label} is given twice", operand=slot.label)
             if type(value) is int and not slot.by_value:
                 pointers[index] = value
-            elif seen[index] is not None and self._matches(value, seen[index]):
+            elif key in seen and self._matches(value, *seen[key]):
                 pointers[index] = value.data_ptr()
             else:
-                pointers[index] = self._slow(index, value, sizes, owners, seen)
+                pointers[index] = self._slow(index, value, sizes, owners, seen, key)
         for index in self._default_slots:
             if pointers[index] is None:
-                pointers[index] = self._slow(index, self.defaults[index], sizes, owners, seen)
+                pointers[index] = self._slow(index, self.defaults[index], sizes, owners, {}, None)
         if None in pointers:
             missing = self.slots[pointers.index(None)].label
             raise ExecutionError(f"operand {missing} is missing", operand=missing)
@@ -184,13 +185,12 @@ class Layout:
             return pointers, self._check_addresses(pointers, self._bounds), None, owners
         bounds = self._bounds_of(self._extents_at(sizes))
         merged = self._check_addresses(pointers, bounds)
-        if None not in seen:
+        if len(seen) == len(self.slots):
             self._seen = (seen, sizes, bounds, {})
         return pointers, merged, sizes, owners
 
-    def _matches(self, value: Any, seen: tuple[Any, Any, Any]) -> bool:
+    def _matches(self, value: Any, _index: int, dtype: Any, shape: Any, stride: Any) -> bool:
         """Whether ``value`` is a tensor like the one that was accepted before."""
-        dtype, shape, stride = seen
         try:
             return (
                 value.dtype is dtype
@@ -218,7 +218,9 @@ class Layout:
         hint = nearest(str(key), names) if isinstance(key, str) else ""
         raise ExecutionError(f"the plan has no operand {label}{hint}", operand=str(label))
 
-    def _slow(self, index: int, value: Any, sizes: dict[str, int] | None, owners: list[object], seen: list[Any]) -> int:
+    def _slow(
+        self, index: int, value: Any, sizes: dict[str, int] | None, owners: list[object], seen: _Seen, key: object
+    ) -> int:
         """The address in ``value`` after every check, with the general means; a torch tensor leaves its layout in ``seen``."""
         slot = self.slots[index]
         label = slot.label
@@ -265,7 +267,7 @@ class Layout:
                 raise ExecutionError(f"operand {label} has strides {tuple(stride)}, needs {want}", operand=label)
         # A Parameter counts as a torch tensor; its module is torch.nn.parameter.
         if not slot.by_value and view.dtype == slot.dtype and type(value).__module__.partition(".")[0] == "torch":
-            seen[index] = (value.dtype, view.shape, None if slot.packed else view.stride)
+            seen[key] = (index, value.dtype, view.shape, None if slot.packed else view.stride)
         if hasattr(value, "__dlpack__") and not hasattr(value, "data_ptr"):
             owners.append(value)
         return view.address

@@ -36,7 +36,8 @@ class Plan:
     decision        why this engine, and why no other one
     device          the DeviceInfo that it was built for
     operands        what ``execute`` needs, in canonical order
-    workspace_size  bytes to pass as workspace, aligned to 256; the maximum over all sizes
+    workspace_size  bytes to pass as workspace; the maximum over all sizes. On a GPU it must be aligned to 256, which every
+                    device allocation is; on the CPU, where none is, the size has room for alignment
     artifacts       the compiled kernels of engines that have some
     """
 
@@ -48,6 +49,7 @@ class Plan:
         "_handle",
         "_layout",
         "_runners",
+        "_slack",
         "_token",
         "config",
         "decision",
@@ -72,7 +74,9 @@ class Plan:
         self.config = config
         self.decision = decision
         self.device = device
-        self.workspace_size = compiled.workspace_size
+        # An engine gets an aligned workspace on every device; host allocators don't align, so the core does it there.
+        self._slack = WORKSPACE_ALIGN - 1 if device.type == "cpu" and compiled.workspace_size else 0
+        self.workspace_size = compiled.workspace_size + self._slack
         self._compiled = compiled
         self._handle = handle
         self._layout = Layout(graph, device, defaults or {}, aliases or {}, ignored or {})
@@ -153,7 +157,7 @@ class Plan:
         """The engine's own ``run(pointers, workspace, stream)`` for operands laid out like ``pack``'s.
 
         Unchecked by contract: sizes, strides, types and alignment are those of ``pack``; the pointers follow
-        ``plan.operands``; a by-value slot is a host address read before the call returns, so graph capture bakes it.
+        ``plan.operands``, the workspace is aligned to 256; a by-value slot is a host address read before the call returns, so graph capture bakes it.
         """
         if type(pack) is not VariantPack or pack.signature is not self._token:
             raise ExecutionError("bind takes a pack that was made for this plan")
@@ -223,6 +227,8 @@ class Plan:
                     address = self._described_workspace(workspace)
             except (AttributeError, TypeError):
                 address = self._described_workspace(workspace)
+        if self._slack and address > 0:
+            return -(-address // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
         if address <= 0 or address % WORKSPACE_ALIGN:
             raise ExecutionError(
                 f"the workspace at {address:#x} is not aligned to {WORKSPACE_ALIGN}", operand="workspace"

@@ -91,7 +91,10 @@ class Graph(ClassicSequence, WrapperForm):
         """A builder of a plugin's own op."""
         if method.startswith("_"):
             raise AttributeError(method)
-        row = lookup_builder(method)
+        try:
+            row = lookup_builder(method)
+        except GraphError as error:
+            raise AttributeError(str(error)) from None
         if row is None:
             raise AttributeError(f"Graph has no attribute or op builder {method!r}")
 

@@ -70,6 +70,16 @@ def lookup_builder(method: str) -> Op | None:
     return row
 
 
+def _of_a_barred_plugin(name: str) -> str | None:
+    """Why the plugin that has the op is out of use: denied, disabled or quarantined."""
+    from .._registry import current
+
+    for plugin in current().plugins:
+        if plugin.state != "eligible" and plugin.manifest is not None and name in plugin.manifest.ops:
+            return f"plugin {plugin.plugin} is {plugin.state}: " + "; ".join(map(str, plugin.reasons))
+    return None
+
+
 def _plugin_names() -> Iterator[str]:
     from .._registry import current
 
@@ -81,6 +91,9 @@ def _plugin_row(name: str) -> Op | None:
 
     registry = current()
     if name not in registry.op_factories:
+        barred = registry.op_declines.get(name) or _of_a_barred_plugin(name)
+        if barred is not None:
+            raise GraphError(f"op {name!r} of a plugin can't be used: {barred}")
         return None
     row = registry.op_row(name)
     if not isinstance(row, Op) or row.name != name:

@@ -328,6 +328,8 @@ def _norm() -> Iterator[Case]:
             yield _norm_case(op, io, (6, 48), (1, 48), bias=op == "layernorm")
             yield _norm_case(op, io, (2, 5, 64), (1, 1, 64), "TRAINING", bias=True)
         yield _norm_case(op, "float16", (8, 128), (1, 128))
+        # A variance near epsilon: an engine that leaves it out, or adds it elsewhere, shows.
+        yield _norm_case(op, "float32", (6, 48), (1, 48), domain={"x": (-0.01, 0.01)}, label="small-6x48")
         yield _norm_case(op, "float32", (4, 20), (1, 20), stride=(32, 1), label="padded-4x20")
         yield _norm_case(op, "float32", (0, 16), (1, 16))
     yield _norm_case("layernorm", "float32", (3, 4, 5), (1, 4, 5), bias=True)

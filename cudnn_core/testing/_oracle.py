@@ -10,7 +10,8 @@ The error model (running error analysis, to first order with a margin). Let u be
   softmax(s) v         the relative error of a probability is expm1(e(s) + max e(s) + (n + 8) 2u + 2u |s - max|), and it may be
                        rounded once to the type of v
   normalisation        the two rules above, through mean, variance and reciprocal root
-  delta rule           (T (K + 8) 2u + 4 u(type of q)) times the same recurrence on magnitudes: chunked forms pass through q's type
+  delta rule           stochastic arithmetic: the recurrence is repeated with every operand, update and state perturbed by up to
+                       2 max(u(type of q), 2u sqrt(K)) of its size; e = 6 times the root mean square of the change over a head
   virtual tensor       plus half the spacing of its declared type, whether the engine rounds there or not
   output               plus half the spacing of its type around the exact value, and that is the tolerance
 
@@ -69,7 +70,10 @@ def evaluate(graph: FrozenGraph, inputs: Mapping[int, Array]) -> dict[int, Val]:
                 port: [known[item.index] for item in held] if isinstance(held, tuple) else known[held.index]
                 for port, held in node.inputs.items()
             }
-            results = _rule(node)(node, ports, _context(node))
+            rule = _rule(node)
+            results = rule(node, ports, _context(node))
+            if rule is not _pointwise:
+                results = _settled(results, ports)
             for port, tensor in node.outputs.items():
                 found = results[port]
                 value = Val(_shaped(found.v, tensor.dim), _shaped(found.e, tensor.dim))
@@ -80,6 +84,17 @@ def evaluate(graph: FrozenGraph, inputs: Mapping[int, Array]) -> dict[int, Val]:
 def exact(value: Array) -> Val:
     value = np.asarray(value, dtype=np.float64)
     return Val(value, np.zeros_like(value))
+
+
+def _settled(results: Mapping[str, Val], ports: Mapping[str, Any]) -> dict[str, Val]:
+    """Bounds without NaN, and none where sums are not finite: which kind they are does not depend on rounding."""
+    inputs = [x for held in ports.values() for x in (held if isinstance(held, list) else [held])]
+    doubtful = any(np.isinf(x.e).any() for x in inputs)
+    settled = {}
+    for port, (value, error) in results.items():
+        bound = np.where(np.isnan(error), np.inf, error)
+        settled[port] = Val(value, bound if doubtful else np.where(np.isfinite(value), bound, 0.0))
+    return settled
 
 
 def _rule(node: Any) -> Rule:
@@ -145,7 +160,10 @@ def propagate(
             np.asarray(function(*others[:position], x.v + sign * reach, *others[position + 1 :]), dtype=np.float64)
             for sign in (1, -1)
         ]
-        error = error + np.maximum(*(_clean(np.abs(other - value)) for other in moved))
+        # A NaN that a flushed subnormal would avoid is as doubtful as an infinity.
+        flips = np.isnan(value) & (~np.isnan(moved[0]) | ~np.isnan(moved[1]))
+        reached = np.maximum(*(_clean(np.abs(other - value)) for other in moved))
+        error = error + np.where(flips, np.inf, reached)
     return Val(value, np.broadcast_to(_clean(error), value.shape))
 
 

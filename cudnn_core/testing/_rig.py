@@ -124,7 +124,9 @@ class Rig:
             block.store()
             blocks.append(block)
             values.append(block.address)
-        workspace = Block(plan.device, plan.workspace_size, fill=fill)
+        workspace = Block(
+            plan.device, plan._compiled.workspace_size, fill=fill
+        )  # the canary follows what the engine asked
         workspace.store()
         return Run(self, plan, blocks, values, workspace, (variant, seed))
 

@@ -90,21 +90,16 @@ def test_pointwise_functions_are_those_of_the_math_module(op):
         assert found == pytest.approx(by_loop(op, value), rel=1e-12, abs=1e-15)
 
 
-@pytest.mark.parametrize("op", ["gelu", "tanh", "sigmoid", "exp", "softplus", "elu", "swish"])
+@pytest.mark.parametrize("op", ["gelu", "gelu_approx_tanh", "tanh", "sigmoid", "softplus", "elu", "swish"])
 def test_backward_forms_are_the_derivatives(op):
-    if op == "exp":
-        pytest.skip("exp has no backward form")
-    forward, backward = CASES[f"{op}-f32"], CASES[f"{op}_backward-f32"]
+    backward = CASES[f"{op}_backward-f32"]
     inputs = make_inputs(backward, frozen(backward), "random")
     loss, x = (_codec.decode(codes, "float32") for codes in inputs.values())
     found = evaluate(frozen(backward), inputs)[outputs(frozen(backward))[0].index].v
-    graph = frozen(forward)
-    row = POINTWISE[op] if op != "swish" else None
-    function = (lambda x: x / (1 + np.exp(-x))) if row is None else row.function
+    function = (lambda x: x / (1 + np.exp(-x))) if op == "swish" else POINTWISE[op].function
     step = 1e-6
     slope = (function(x + step) - function(x - step)) / (2 * step)
     np.testing.assert_allclose(found, loss * slope, rtol=1e-5, atol=1e-6)
-    assert graph.nodes[0].op == op
 
 
 # --- the bounds
@@ -200,7 +195,7 @@ def test_a_softmax_with_bf16_probabilities_passes_and_with_fp8_ones_fails():
 
 
 def test_a_one_pass_variance_in_fp32_passes_and_a_missing_epsilon_fails():
-    case = CASES["layernorm-f32-6x48-bias"]
+    case = CASES["layernorm-f32-small-6x48"]
     graph = frozen(case)
 
     def norm(epsilon):
@@ -209,8 +204,7 @@ def test_a_one_pass_variance_in_fp32_passes_and_a_missing_epsilon_fails():
             x = named["x"].astype(np.float32)
             mean = x.mean(-1, keepdims=True, dtype=np.float32)
             variance = (x * x).mean(-1, keepdims=True, dtype=np.float32) - mean * mean
-            scale, bias = named["scale"].astype(np.float32), named["bias"].astype(np.float32)
-            return (x - mean) / np.sqrt(variance + np.float32(epsilon)) * scale + bias
+            return (x - mean) / np.sqrt(variance + np.float32(epsilon)) * named["scale"].astype(np.float32)
 
         return compute
 

@@ -37,7 +37,10 @@ class _Plan:
         Recorder.calls.append((pack, ctx))
 
 
-MANIFEST = {"plugin": "recorder", "engine": [{"name": "all", "ops": ["*"], "anchors": ["*"], "devices": ["cpu", "cuda"], "aot": True}]}
+MANIFEST = {
+    "plugin": "recorder",
+    "engine": [{"name": "all", "ops": ["*"], "anchors": ["*"], "devices": ["cpu", "cuda"], "aot": True}],
+}
 
 
 @pytest.fixture
@@ -324,19 +327,21 @@ def test_the_workspace_is_checked(recorder):
     base = -(-ctypes.addressof(raw) // 256) * 256
     room = np.frombuffer((ctypes.c_char * 2048).from_address(base), np.uint8)
     for workspace, match in (
-        (None, "needs a workspace of 1000 bytes"),
-        (room[:999], "has 999 bytes, the plan needs 1000"),
-        (room[1:1100], "not aligned to 256"),
-        (base + 8, "not aligned to 256"),
+        (None, "needs a workspace of 1255 bytes"),
+        (room[:1254], "has 1254 bytes, the plan needs 1255"),
+        (0, "not aligned"),
+        (-256, "not aligned"),
         ("w", "workspace takes a tensor"),
     ):
         with pytest.raises(ExecutionError, match=match) as caught:
             plan.execute(operands, workspace)
         assert caught.value.operand == "workspace"
     assert recorder.calls == []
-    plan.execute(operands, room[:1000])
+    assert plan.workspace_size == 1255  # room to align: no host allocator gives 256 bytes
+    plan.execute(operands, room[:1255])
+    plan.execute(operands, room[3:1300])
     plan.execute(operands, base)
-    assert [ctx.workspace for _, ctx in recorder.calls] == [base, base]
+    assert [ctx.workspace for _, ctx in recorder.calls] == [base, base + 256, base]
 
 
 def test_the_engine_sees_operands_in_canonical_order_with_actual_sizes(recorder):
@@ -451,7 +456,11 @@ def test_one_plan_runs_from_eight_threads(add):
     def work(seed):
         generator = torch.Generator().manual_seed(seed)
         for _ in range(50):
-            a, b, out = torch.randn(2, 3, generator=generator), torch.randn(2, 3, generator=generator), torch.empty(2, 3)
+            a, b, out = (
+                torch.randn(2, 3, generator=generator),
+                torch.randn(2, 3, generator=generator),
+                torch.empty(2, 3),
+            )
             plan.execute({"a": a, "b": b, "y": out})
             if not torch.equal(out, a - b):
                 failures.append(seed)
@@ -588,6 +597,19 @@ def test_a_plan_launches_only_while_its_gpu_is_current(gpus):
         with pytest.raises(ExecutionError, match="for cuda:0, but cuda:1 is current"):
             launch()
     assert len(calls) == 2
+
+
+def test_a_workspace_on_a_gpu_must_be_aligned(gpus, recorder):
+    recorder.workspace = 1000
+    g = Graph(**F32)
+    g.tanh(g.tensor(dim=(4,), name="x")).set_output(True).set_name("y")
+    plan = g.plan(device=0)
+    assert plan.workspace_size == 1000
+    for address in (257, 128, 0):
+        with pytest.raises(ExecutionError, match="not aligned to 256"):
+            plan.execute({"x": 256, "y": 4096}, address)
+    plan.execute({"x": 256, "y": 4096}, 512)
+    assert recorder.calls[-1][1].workspace == 512
 
 
 def test_a_thread_without_a_context_gets_the_plans_device(gpus):

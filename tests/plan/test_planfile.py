@@ -133,7 +133,9 @@ def rewrite(path, change):
     header = json.loads(data[START : START + length])
     change(header)
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    path.write_bytes(b"".join((data[:16], struct.pack("<Q", len(text)), hashlib.sha256(text).digest(), text, data[START + length :])))
+    path.write_bytes(
+        b"".join((data[:16], struct.pack("<Q", len(text)), hashlib.sha256(text).digest(), text, data[START + length :]))
+    )
 
 
 def put(**fields):

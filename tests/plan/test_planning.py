@@ -7,7 +7,19 @@ import logging
 import pytest
 
 import cudnn_core
-from cudnn_core import BuildError, Decline, Declined, DeviceInfo, Dim, ExecutionError, Graph, NoEngineError, PlanConfig, Support, configure
+from cudnn_core import (
+    BuildError,
+    Decline,
+    Declined,
+    DeviceInfo,
+    Dim,
+    ExecutionError,
+    Graph,
+    NoEngineError,
+    PlanConfig,
+    Support,
+    configure,
+)
 from cudnn_core.testing import temporary_plugin
 
 F32 = {"io_data_type": "float32", "intermediate_data_type": "float32", "compute_data_type": "float32"}
@@ -63,7 +75,9 @@ def two():
     """two:fast (efficiency 0.7) and two:slow (0.3)."""
     fast, slow = engine(), engine()
     knobs = {"tile": {"type": "int", "choices": [64, 128]}}
-    table = manifest({"name": "fast", "efficiency": 0.7, "knobs": knobs, "aot": True}, {"name": "slow", "efficiency": 0.3})
+    table = manifest(
+        {"name": "fast", "efficiency": 0.7, "knobs": knobs, "aot": True}, {"name": "slow", "efficiency": 0.3}
+    )
     with temporary_plugin(table, {"fast": fast, "slow": slow}, isolated=True):
         yield fast, slow
 
@@ -165,7 +179,9 @@ def test_rules_match_named_sizes_and_types():
 
 
 def test_required_notes_and_the_workspace_limit_decline(graph):
-    table = manifest({"name": "a", "notes": ["deterministic"]}, {"name": "b"}, {"name": "c", "notes": ["deterministic"]})
+    table = manifest(
+        {"name": "a", "notes": ["deterministic"]}, {"name": "b"}, {"name": "c", "notes": ["deterministic"]}
+    )
     with temporary_plugin(table, {"a": engine(workspace=4096), "b": Engine, "c": Engine}, isolated=True):
         with configure(require=["deterministic"], max_workspace="1 KiB"):
             decision = graph.plan(device="cpu").decision
