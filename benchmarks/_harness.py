@@ -120,13 +120,13 @@ def medians(
     rounds: int = 8,
     seconds: float = 0.005,
 ) -> dict[str, float]:
-    """Nanoseconds a call takes, for each of ``calls``: the smallest of ``rounds`` medians of ``repeats`` samples.
+    """Nanoseconds a call takes, for each of ``calls``: medians of ``repeats`` samples, in the quietest of ``rounds``.
 
-    One sample runs a callable for about ``seconds``. Samples of all callables are interleaved. The smallest median leaves
-    out rounds in which the machine was busy with something else.
+    One sample runs a callable for about ``seconds``. Samples of all callables are interleaved, and all numbers are of one
+    round, so that a ratio is never made of a quiet phase of the machine and a busy one.
     """
     loops = {name: _loops(call, seconds) for name, call in calls.items()}
-    best = dict.fromkeys(calls, float("inf"))
+    found: list[dict[str, float]] = []
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -135,13 +135,13 @@ def medians(
             for _ in range(repeats):
                 for name, call in calls.items():
                     samples[name].append(_sample(call, loops[name]))
-            for name, values in samples.items():
-                best[name] = min(best[name], statistics.median(values))
+            found.append({name: statistics.median(values) for name, values in samples.items()})
             gc.collect()
     finally:
         if enabled:
             gc.enable()
-    return best
+    least = {name: min(one[name] for one in found) for name in calls}
+    return min(found, key=lambda one: sum(one[name] / least[name] for name in calls))
 
 
 def _sample(call: Callable[[], object], loops: int) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._buffers import describe
+from ._driver import driver
 from ._engine import CompiledPlan, ExecutionContext, Operand, Runner, VariantPack
 from ._errors import BuildError, ExecutionError, HandleError
 from ._pack import Layout
@@ -228,7 +229,7 @@ class Plan:
             except (AttributeError, TypeError):
                 address = self._described_workspace(workspace)
         if self._slack and address > 0:
-            return -(-address // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+            return (address + self._slack) & -WORKSPACE_ALIGN
         if address <= 0 or address % WORKSPACE_ALIGN:
             raise ExecutionError(
                 f"the workspace at {address:#x} is not aligned to {WORKSPACE_ALIGN}", operand="workspace"
@@ -254,8 +255,6 @@ class Plan:
 
     def _guard(self) -> None:
         """Refuse to launch while another GPU is current: the plan's kernels and pointers belong to one device."""
-        from ._driver import driver
-
         live = driver()
         current = None if live is None else live.current_device()
         if live is not None and current is None:  # a thread without a context gets the device's primary one

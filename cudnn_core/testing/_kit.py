@@ -92,12 +92,7 @@ class Kit:
 
             found = library()
             for text in self.options.cases:
-                module, _, name = text.partition(":")
-                try:
-                    function = getattr(importlib.import_module(module), name)
-                except (ImportError, AttributeError, ValueError) as error:
-                    raise KitFailure(f"--cudnn-cases {text}: {error}") from error
-                found += as_cases(function(), text)
+                found += _user_cases(text, {case.name for case in found})
             self._cases = [case for case in found if self.full or not case.full]
         return self._cases
 
@@ -115,6 +110,9 @@ class Kit:
         """The present devices to run on, of these types."""
         if self.options.devices:
             named = [as_device(text) for text in self.options.devices]
+            described = [device.device_name for device in named if device.synthetic]
+            if described:
+                raise KitFailure(f"--cudnn-device: {', '.join(described)} is only described, and nothing can run on it")
             return [device for device in named if device.type in types]
         return [device for device in _present() if device.type in types]
 
@@ -197,6 +195,21 @@ class Kit:
 
     def context(self, device: DeviceInfo) -> ExecutionContext:
         return ExecutionContext(None, device)
+
+
+def _user_cases(text: str, taken: set[str]) -> list[Case]:
+    """What ``--cudnn-cases text`` names, each built once to see that it can be."""
+    module, _, name = text.partition(":")
+    try:
+        cases = as_cases(getattr(importlib.import_module(module), name)(), text)
+        for case in cases:
+            case.freeze()
+            if case.name in taken:
+                raise ValueError(f"there is a case {case.name!r} already")
+            taken.add(case.name)
+    except Exception as error:
+        raise KitFailure(f"--cudnn-cases {text}: {type(error).__name__}: {error}") from error
+    return cases
 
 
 def _present() -> list[DeviceInfo]:

@@ -98,7 +98,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator]
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("cudnn_plugin"):
-        found = list(_collect(session, _kit(config)))
+        from .._errors import CudnnCoreError
+        from ._kit import KitFailure
+
+        try:
+            found = list(_collect(session, _kit(config)))
+        except (CudnnCoreError, KitFailure) as error:  # a device or cases that can't be had
+            raise pytest.UsageError(str(error)) from error
         items[:0] = found
         report = pytest.CollectReport(nodeid="", outcome="passed", longrepr=None, result=found)
         config.hook.pytest_collectreport(report=report)  # so that the terminal counts them
@@ -216,7 +222,7 @@ def _tests(kit: Kit, entry: EngineEntry) -> Iterator[_Test]:
         devices = kit.devices((kind,))
         marks = ("gpu",) if kind == "cuda" else ()
         if not devices:
-            yield f"numerics[{kind}]", _absent(entry, kind), marks
+            yield f"numerics[{kind}]", _absent(kit, entry, kind), marks
         for device in devices:
             for name, call in _runs(kit, entry, device):
                 yield name, call, marks
@@ -231,12 +237,13 @@ def _static(kit: Kit, entry: EngineEntry, name: str) -> Callable[..., None]:
     return check
 
 
-def _absent(entry: EngineEntry, kind: str) -> Callable[..., None]:
+def _absent(kit: Kit, entry: EngineEntry, kind: str) -> Callable[..., None]:
     def check(note: Callable[[str], None]) -> None:
         from .._driver import why_absent
 
-        chosen = "" if kind == "cpu" else f" ({why_absent()})"
-        pytest.skip(f"{entry.id}: no {kind} device to run on{chosen}")
+        named = kit.options.devices
+        why = f"--cudnn-device {', '.join(named)}" if named else "" if kind == "cpu" else str(why_absent())
+        pytest.skip(f"{entry.id}: no {kind} device to run on ({why})")
 
     return check
 
