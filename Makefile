@@ -29,7 +29,7 @@ help:
 	@echo 'make test      the tests that need no GPU (a few minutes)'
 	@echo 'make test-all  the slow sweeps too        make gpu-test  the tests that need a GPU'
 	@echo 'make bench     host overhead              make lint      ruff and mypy'
-	@echo 'make format    rewrite the sources        make docs      regenerate generated pages'
+	@echo 'make format    rewrite the sources        make docs      rewrite what pages show'
 	@echo 'make clean     remove .venv and caches'
 
 demo: $(ENV)
@@ -61,6 +61,7 @@ format: $(ENV)
 
 docs: $(ENV)
 	$(PY) tools/make_docs.py
+	UPDATE_DOCS=1 $(PY) -m pytest -q tests/docs $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

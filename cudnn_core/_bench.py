@@ -176,6 +176,7 @@ def record_of(found: Survey, timings: Iterable[Timing]) -> TuningRecord:
 
     request = found.request
     assert request is not None
+    dists = {item.candidate.config.engine: item.candidate.entry.environment() for item in found.ranked}
     best: dict[str, Timing] = {}
     for timing in timings:
         known = best.get(timing.config.engine)
@@ -184,7 +185,7 @@ def record_of(found: Survey, timings: Iterable[Timing]) -> TuningRecord:
     samples = tuple(
         Sample(
             engine, timing.config, timing.us or 0.0, len(timing.samples_us), timing.spread, timing.samples_us,
-            dict(request.sizes),
+            dict(request.sizes), dists[engine],
         )
         for engine, timing in best.items()
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Foreign buffers: what a torch, numpy, DLPack or CUDA-array-interface object says of itself.
+"""Foreign buffers: what a torch, numpy, DLPack or CUDA-array-interface object says of itself, and numbers as bytes.
 
 ``describe`` is the slow, general road; the plan has a fast one for torch tensors. No framework is imported: an object is
 recognised by the attributes that it has. Imported by the graph (``tensor_like``) and by the plan's packing.
@@ -7,17 +7,27 @@ recognised by the attributes that it has. Imported by the graph (``tensor_like``
 from __future__ import annotations
 
 import ctypes
+import math
+import operator
+import re
 import struct
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ._dtypes import as_dtype, bits, data_type
+from ._dims import packed_strides
+from ._dtypes import as_dtype, bits
 from ._errors import ExecutionError, GraphError, GraphTypeError
 
-__all__ = ["View", "describe", "encode_scalar", "scalar"]
+__all__ = ["View", "describe", "encode_scalar", "rescale", "scalar", "unit_axis"]
 
 
 class View(NamedTuple):
-    """address in bytes; dtype as a vocabulary string; shape and stride in elements; device "cpu" or "cuda"."""
+    """address in bytes; dtype as a vocabulary string; shape and stride in elements of it; device "cpu" or "cuda".
+
+    ``owner`` keeps the memory: whoever uses the address must hold it.
+    """
 
     address: int
     dtype: str
@@ -25,86 +35,118 @@ class View(NamedTuple):
     stride: tuple[int, ...]
     device_type: str
     device_index: int
-    readonly: bool = False
+    readonly: bool
+    owner: object
 
     @property
     def elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Row-major and without gaps."""
+        packed = packed_strides(self.shape)
+        return all(a == b or size <= 1 for a, b, size in zip(self.stride, packed, self.shape, strict=True))
 
 
 def describe(value: Any, where: str) -> View:
-    """The layout and address of ``value``; GraphTypeError names ``where`` if it is no tensor that we know."""
+    """The layout and address of ``value``; GraphTypeError names ``where`` if it is no tensor whose memory can be used."""
+    try:
+        return _describe(value, where)
+    except GraphTypeError:
+        raise
+    except GraphError as error:
+        raise GraphTypeError(f"{where}: {error}") from None
+    except Exception as error:  # of the object's own code: a tensor without storage, an interface with a missing field
+        reason = (str(error).splitlines() or [""])[0]
+        raise GraphTypeError(
+            f"{where}: the memory of this {type(value).__name__} can't be used: {type(error).__name__}: {reason}"
+        ) from error
+
+
+def _describe(value: Any, where: str) -> View:
     if hasattr(value, "data_ptr") and hasattr(value, "stride") and hasattr(value, "device"):
         return _torch(value, where)
-    interface = getattr(value, "__array_interface__", None)
-    if interface is not None:
-        return _array_interface(interface, value, "cpu", where)
-    interface = getattr(value, "__cuda_array_interface__", None)
-    if interface is not None:
-        return _array_interface(interface, value, "cuda", where)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):  # a number, whose interface shows a temporary
+        return _array_interface(numpy.asarray(value), "cpu", where)._replace(readonly=True)
+    if getattr(value, "__array_interface__", None) is not None:
+        return _array_interface(value, "cpu", where)
+    if getattr(value, "__cuda_array_interface__", None) is not None:
+        return _array_interface(value, "cuda", where)
     if hasattr(value, "__dlpack__"):
         return _dlpack(value, where)
     raise GraphTypeError(f"{where} takes a tensor, an array or a DLPack producer, got {type(value).__name__}")
 
 
 def _torch(value: Any, where: str) -> View:
-    if value.layout is not _torch_strided(value):
+    if str(value.layout) != "torch.strided":
         raise GraphTypeError(f"{where}: a torch tensor with layout {value.layout} has no strides")
     device = value.device
-    kind = device.type
-    if kind not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda"):
         raise GraphTypeError(f"{where}: a torch tensor on {device} can't be used")
-    return View(
-        value.data_ptr(),
-        as_dtype(value.dtype).value,
-        tuple(value.shape),
-        tuple(value.stride()),
-        kind,
-        device.index if device.index is not None else 0,
-    )
+    if value.is_neg() or value.is_conj():
+        raise GraphTypeError(
+            f"{where}: the tensor is a lazy negation or conjugation: call resolve_neg() or resolve_conj()"
+        )
+    dtype = as_dtype(value.dtype).value
+    shape, stride = tuple(value.shape), tuple(value.stride())
+    if str(value.dtype).endswith("_x2"):
+        shape, stride = rescale(shape, stride, unit_axis(shape, stride), 2, 1)
+    elif value.element_size() * 8 != bits(dtype):
+        raise GraphTypeError(f"{where}: {value.dtype} takes {value.element_size()} bytes an element, {dtype} is packed")
+    return View(value.data_ptr(), dtype, shape, stride, device.type, device.index or 0, False, value)
 
 
-def _torch_strided(value: Any) -> Any:
-    import sys
-
-    return (
-        sys.modules[type(value).__module__.partition(".")[0]].strided
-        if type(value).__module__ == "torch"
-        else value.layout
-    )
+# --- array interfaces
+_KINDS = {
+    ("b", 1): "boolean", ("i", 1): "int8", ("i", 4): "int32", ("i", 8): "int64", ("u", 1): "uint8", ("f", 2): "float16",
+    ("f", 4): "float32", ("f", 8): "float64",
+}  # fmt: skip
 
 
-def _array_interface(interface: Any, value: Any, kind: str, where: str) -> View:
-    shape = tuple(interface["shape"])
-    dtype = getattr(value, "dtype", None)
-    try:
-        name = as_dtype(dtype if dtype is not None else _typestr(interface["typestr"])).value
-    except GraphError as error:
-        raise GraphTypeError(f"{where}: {error}") from None
-    itemsize = int(interface["typestr"][2:])
-    strides = interface.get("strides")
-    if strides is None:
-        packed, running = [], 1
-        for size in reversed(shape):
-            packed.append(running)
-            running *= max(size, 1)
-        stride = tuple(reversed(packed))
+@lru_cache(maxsize=64)
+def _typestr(typestr: str) -> tuple[str, int]:
+    """(dtype, bytes of an element); the dtype is "" where another type is stored as raw bytes (kind V)."""
+    found = re.fullmatch(r"([<>|=])([A-Za-z])([0-9]+)", typestr)
+    if found is None:
+        raise GraphError(f"{typestr!r} is no array-interface type")
+    order, kind, size = found[1], found[2], int(found[3])
+    native = {"<": "little", ">": "big", "=": sys.byteorder}.get(order)
+    if size > 1 and kind != "V" and native != sys.byteorder:
+        raise GraphError(f"{typestr!r} has another byte order than this machine")
+    name = "" if kind == "V" else _KINDS.get((kind, size))
+    if name is None:
+        raise GraphError(f"{typestr!r} has no counterpart")
+    return name, size
+
+
+def _array_interface(value: Any, kind: str, where: str) -> View:
+    interface = value.__array_interface__ if kind == "cpu" else value.__cuda_array_interface__
+    dtype, itemsize = _typestr(interface["typestr"])
+    dtype = dtype or as_dtype(value.dtype).value
+    if itemsize * 8 != bits(dtype):
+        raise GraphTypeError(f"{where}: {itemsize} bytes an element, but {dtype} has {bits(dtype)} bits")
+    if interface.get("mask") is not None:
+        raise GraphTypeError(f"{where}: an array with a mask can't be used")
+    data = interface["data"]
+    if not isinstance(data, tuple):
+        raise GraphTypeError(f"{where}: the array interface gives its memory as {type(data).__name__}, not by address")
+    shape = tuple(map(operator.index, interface["shape"]))
+    steps = interface.get("strides")
+    if steps is None:
+        stride = _row_major(shape)
+    elif any(step % itemsize for step in steps):
+        raise GraphTypeError(f"{where}: strides of {tuple(steps)} bytes are no multiples of {itemsize}")
     else:
-        if any(step % itemsize for step in strides):
-            raise GraphTypeError(f"{where}: strides of {tuple(strides)} bytes are no multiples of {itemsize}")
-        stride = tuple(step // itemsize for step in strides)
-    address, readonly = interface["data"]
+        stride = tuple(step // itemsize for step in steps)
+    address, readonly = data
     index = _cuda_index(value) if kind == "cuda" else 0
-    return View(address or 0, name, shape, stride, kind, index, bool(readonly))
+    return View(operator.index(address or 0), dtype, shape, stride, kind, index, bool(readonly), (value, interface))
 
 
-def _typestr(typestr: str) -> str:
-    kinds = {"f": "float", "i": "int", "u": "uint", "b": "bool"}
-    kind = kinds.get(typestr[1], typestr)
-    return "boolean" if kind == "bool" else f"{kind}{int(typestr[2:]) * 8}"
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return packed_strides(shape)  # type: ignore[return-value]  # ints in, ints out
 
 
 def _cuda_index(value: Any) -> int:
@@ -113,63 +155,51 @@ def _cuda_index(value: Any) -> int:
     return index if isinstance(index, int) else 0
 
 
-# --- DLPack: the capsule is read, never consumed, so the producer keeps ownership (DLPack specification, dlpack.h)
-class _DLDevice(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int32), ("index", ctypes.c_int32))
-
-
-class _DLDataType(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _DLDevice),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DLDataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
 # (code, bits) of DLDataType to our vocabulary. Codes: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 7.. the fp8 and fp4 types.
 _DL_TYPES = {
-    (0, 8): "int8", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8", (2, 16): "float16", (2, 32): "float32",
-    (2, 64): "float64", (4, 16): "bfloat16", (6, 8): "boolean", (10, 8): "fp8_e4m3", (12, 8): "fp8_e5m2",
-    (14, 8): "fp8_e8m0", (17, 4): "fp4_e2m1",
+    (0, 4): "int4", (0, 8): "int8", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8", (2, 16): "float16",
+    (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16", (6, 8): "boolean", (10, 8): "fp8_e4m3",
+    (12, 8): "fp8_e5m2", (14, 8): "fp8_e8m0", (17, 4): "fp4_e2m1",
 }  # fmt: skip
 
 
 def _dlpack(value: Any, where: str) -> View:
-    device = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
-    if device[0] not in (1, 2, 3, 13):
-        raise GraphTypeError(f"{where}: DLPack device type {device[0]} can't be used")
-    capsule = value.__dlpack__()
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    try:
-        tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
-    except ValueError:
-        raise GraphTypeError(f"{where}: {type(value).__name__}.__dlpack__() returned no dltensor capsule") from None
-    dtype = _DL_TYPES.get((tensor.dtype.code, tensor.dtype.bits))
-    if dtype is None or tensor.dtype.lanes not in (1,):
+    from ._dlpack import open_capsule
+
+    found = open_capsule(value, where)
+    dtype = _DL_TYPES.get((found.code, found.bits))
+    if dtype is None or found.lanes not in ((1, 2) if found.bits == 4 else (1,)):
         raise GraphTypeError(
-            f"{where}: DLPack type code {tensor.dtype.code}, {tensor.dtype.bits} bits, {tensor.dtype.lanes} lanes"
-            " has no counterpart"
+            f"{where}: DLPack type code {found.code}, {found.bits} bits, {found.lanes} lanes has no counterpart"
         )
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    if tensor.strides:
-        stride = tuple(tensor.strides[i] for i in range(tensor.ndim))
-    else:
-        packed, running = [], 1
-        for size in reversed(shape):
-            packed.append(running)
-            running *= max(size, 1)
-        stride = tuple(reversed(packed))
-    kind = "cuda" if tensor.device.type in (2, 13) else "cpu"
-    return View((tensor.data or 0) + tensor.byte_offset, dtype, shape, stride, kind, tensor.device.index)
+    shape, stride = found.shape, found.stride or _row_major(found.shape)
+    if found.lanes == 2:
+        shape, stride = rescale(shape, stride, unit_axis(shape, stride), 2, 1)
+    return View(found.address, dtype, shape, stride, found.device_type, found.device_index, found.readonly, found.owner)
+
+
+# --- elements that share a byte, and vectors of bytes
+def unit_axis(dim: Sequence[Any], stride: Sequence[Any]) -> int:
+    """The axis along which elements are neighbours: of stride 1, and if possible of a size above 1; GraphError if none is."""
+    axes = [axis for axis, step in enumerate(stride) if step == 1]
+    if not axes:
+        raise GraphError("a packed type needs an axis of stride 1")
+    return next((axis for axis in reversed(axes) if dim[axis] != 1), axes[-1])
+
+
+def rescale(
+    shape: Sequence[int], stride: Sequence[int], axis: int, up: int, down: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides counted in units of which ``up`` fit where ``down`` were, ``axis`` being the unit axis.
+
+    GraphError if they don't come out whole.
+    """
+    if any(step * up % down for i, step in enumerate(stride) if i != axis) or shape[axis] * up % down:
+        raise GraphError(f"shape {tuple(shape)} with strides {tuple(stride)} does not hold whole packed elements")
+    return (
+        tuple(size * up // down if i == axis else size for i, size in enumerate(shape)),
+        tuple(1 if i == axis else step * up // down for i, step in enumerate(stride)),
+    )
 
 
 # --- host scalars
@@ -180,30 +210,43 @@ _FORMATS = {
 
 
 def encode_scalar(value: float | bool, dtype: str, where: str) -> bytes:
-    """One host element of ``dtype``, little-endian; ExecutionError if the type has no scalar form or can't hold it."""
+    """One host element of ``dtype``, little-endian. Floats round to nearest; integers and booleans must be exact.
+
+    ExecutionError names the operand if the type has no scalar form or can't hold the value.
+    """
     try:
         if dtype == "bfloat16":
-            raw = int.from_bytes(struct.pack("<f", value), "little")
-            if value == value:  # round to nearest even; a NaN keeps its upper half
-                raw += 0x7FFF + ((raw >> 16) & 1)
-            return (raw >> 16 & 0xFFFF).to_bytes(2, "little")
+            return struct.pack("<f", _round_bfloat16(float(value)))[2:]
         form = _FORMATS[dtype]
-        return struct.pack(form, value if form in ("<d", "<f", "<e", "<?") else int(value))
+        if form in ("<d", "<f", "<e"):
+            return struct.pack(form, value)
+        whole = int(value)
+        if whole != value or (dtype == "boolean" and whole not in (0, 1)):
+            raise ValueError(f"{dtype} holds {'0 and 1' if dtype == 'boolean' else 'whole numbers'}")
+        return struct.pack(form, whole)
     except KeyError:
         raise ExecutionError(f"operand {where}: {dtype} can't be passed by value", operand=where) from None
-    except (struct.error, OverflowError) as error:
+    except (struct.error, OverflowError, ValueError) as error:
         raise ExecutionError(f"operand {where}: {value!r} does not fit {dtype}: {error}", operand=where) from None
+
+
+def _round_bfloat16(value: float) -> float:
+    """The nearest number of 8 significant bits, ties to even; subnormals have fewer."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    unit = max(math.frexp(value)[1], -125) - 8
+    return math.copysign(math.ldexp(round(math.ldexp(value, -unit)), unit), value)
 
 
 def scalar(value: Any, where: str) -> float | int | bool:
     """The Python number in a one-element CPU tensor or array."""
     view = describe(value, where)
-    if view.device_type != "cpu" or view.elements != 1:
+    if view.device_type != "cpu" or view.elements != 1 or not view.address:
         raise GraphTypeError(f"{where} takes a number or a one-element CPU tensor")
-    raw = ctypes.string_at(view.address, (bits(view.dtype) + 7) // 8)
-    if view.dtype == data_type.BFLOAT16.value:
-        return float(struct.unpack("<f", b"\0\0" + raw)[0])
-    if view.dtype not in _FORMATS:
+    if view.dtype != "bfloat16" and view.dtype not in _FORMATS:
         raise GraphTypeError(f"{where}: {view.dtype} has no scalar form")
+    raw = ctypes.string_at(view.address, bits(view.dtype) // 8)
+    if view.dtype == "bfloat16":
+        return float(struct.unpack("<f", b"\0\0" + raw)[0])
     found: float | int | bool = struct.unpack(_FORMATS[view.dtype], raw)[0]
     return found

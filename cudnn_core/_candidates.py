@@ -1,26 +1,25 @@
 """Which engines can run a graph on a device, and why the others can't: everything of planning before ranking.
 
-manifest and configuration (no plugin code runs) -> check_support -> knobs, notes, workspace. A plugin that raises, returns
-garbage or mutates costs only itself. Imported by the planner.
+manifest and configuration (no plugin code runs) -> check_support -> knobs, notes, workspace -> estimate. An engine that raises
+or returns garbage costs only itself (``_guard``). Imported by the planner, plan files and the conformance kit.
 """
 
 from __future__ import annotations
 
-import logging
-import traceback
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ._context import build_device
 from ._decision import EngineDecision
 from ._declines import Decline
-from ._engine import Declined, Estimate, ExecutionContext, PlanConfig, Support
-from ._errors import CudnnCoreError
+from ._engine import Declined, Engine, Estimate, ExecutionContext, PlanConfig, Support
 from ._filter import filter_graph
+from ._guard import guarded
 from ._knobs import KnobError
 from ._ops._table import lookup
+from ._protocol import as_estimate, as_verdict
 from ._ranking import Candidate
+from ._records import EngineBroken
 
 if TYPE_CHECKING:
     from ._config import Config
@@ -28,31 +27,59 @@ if TYPE_CHECKING:
     from ._device import DeviceInfo
     from ._graph._frozen import FrozenGraph
     from ._handle import Handle
+    from ._manifest import EngineSpec
     from ._registry import EngineEntry, Registry
 
-__all__ = ["Filters", "Request", "collect", "engine_entry_matches", "matching_rules", "notes_of"]
-
-_log = logging.getLogger("cudnn_core")
+__all__ = [
+    "Filters",
+    "Request",
+    "collect",
+    "examine",
+    "is_strict",
+    "matching_rules",
+    "notes_of",
+    "pin_rule",
+    "variant_declines",
+]
 
 
 class Filters(NamedTuple):
-    """What a call, not the configuration, excludes: the frontend's select and deselect methods."""
+    """What keeps engines that could run a graph from running it: the frontend's select and deselect methods, or the
+    configuration's required notes and workspace limit. Applied before ranking, to a list of plans, and to a built plan."""
 
     deselect: tuple[str, ...] = ()
     require_notes: tuple[str, ...] = ()
     bar_notes: tuple[str, ...] = ()
     max_workspace: int | None = None
+    origin: str = "select notes"
 
-    def declines(self, entry: Any) -> list[Decline]:
-        """Why ``entry`` (a ranked plan: ``short_id``, ``id``, ``notes``, ``workspace``) is excluded."""
-        found = [
-            Decline("config.disabled", entry.short_id, origin=f"deselect_engines({pattern!r})")
+    def excludes(self, engine: Any) -> list[Decline]:
+        """Why ``engine`` (anything with ``id`` and ``short_id``) is excluded by name: exactly, with revision, or by glob; never
+        by substring."""
+        return [
+            Decline("config.disabled", engine.short_id, origin=f"deselect_engines({pattern!r})")
             for pattern in self.deselect
-            if engine_entry_matches(pattern, entry)
+            if fnmatchcase(engine.short_id, pattern) or fnmatchcase(engine.id, pattern)
         ]
-        found += note_declines(entry.notes, self.require_notes, self.bar_notes, "select notes")
-        if self.max_workspace is not None and entry.workspace is not None and entry.workspace > self.max_workspace:
-            found.append(Decline("resource.workspace", "workspace", {"max": self.max_workspace}, entry.workspace))
+
+    def declines(self, notes: Iterable[str], workspace: int | None) -> list[Decline]:
+        """What is wrong with a plan of these notes that needs ``workspace`` bytes (None: not known yet).
+
+        Notes compare without regard to case: the frontend shouts, manifests whisper.
+        """
+        have = {note.lower() for note in notes}
+        found = [
+            Decline("policy.note_missing", note, expected=note, origin=self.origin)
+            for note in self.require_notes
+            if note.lower() not in have
+        ]
+        found += [
+            Decline("policy.note_barred", note, actual=note, origin=self.origin)
+            for note in self.bar_notes
+            if note.lower() in have
+        ]
+        if self.max_workspace is not None and workspace is not None and workspace > self.max_workspace:
+            found.append(Decline("resource.workspace", "workspace", {"max": self.max_workspace}, workspace))
         return found
 
 
@@ -73,18 +100,33 @@ class Request(NamedTuple):
     def ctx(self) -> ExecutionContext:
         return ExecutionContext(self.handle, self.device)
 
+    @property
+    def building(self) -> ExecutionContext:
+        """What build_plan and load_plan are given: no handle, since a compiled plan serves every handle of its device."""
+        return ExecutionContext(None, self.device)
+
+    def excludes(self, engine: Any) -> list[Decline]:
+        return self.filters.excludes(engine)
+
+    def declines(self, notes: Iterable[str], workspace: int | None) -> list[Decline]:
+        """``Filters.declines`` of the configuration and of the call."""
+        configured = Filters(
+            require_notes=self.config.require, max_workspace=self.config.max_workspace, origin="engines.require"
+        )
+        notes = frozenset(notes)
+        return [*configured.declines(notes, workspace), *self.filters.declines(notes, workspace)]
+
 
 def collect(request: Request) -> tuple[list[Candidate], list[EngineDecision]]:
     """(candidates, rows of everything else): one row or one candidate for every known engine."""
     candidates: list[Candidate] = []
     rows: list[EngineDecision] = []
-    with build_device(request.device):
-        for entry in request.registry.engines:
-            found = examine(request, entry)
-            if isinstance(found, Candidate):
-                candidates.append(found)
-            else:
-                rows.append(found)
+    for entry in request.registry.engines:
+        found = examine(request, entry)
+        if isinstance(found, Candidate):
+            candidates.append(found)
+        else:
+            rows.append(found)
     return candidates, rows
 
 
@@ -100,11 +142,7 @@ def examine(request: Request, entry: EngineEntry) -> Candidate | EngineDecision:
     disabled = [
         *(entry.reasons if entry.state == "disabled" else ()),
         *(_avoided(rule, spec.short_id) for rule in request.rules if rule.avoids(spec.short_id)),
-        *(
-            Decline("config.disabled", spec.short_id, origin=f"deselect_engines({pattern!r})")
-            for pattern in request.filters.deselect
-            if engine_entry_matches(pattern, spec)
-        ),
+        *request.excludes(spec),
         *([] if spec.variants else _pinned_elsewhere(request, spec.short_id)),  # variants are looked at by name below
     ]
     filtered = filter_graph(spec, request.graph, request.device)
@@ -117,55 +155,24 @@ def examine(request: Request, entry: EngineEntry) -> Candidate | EngineDecision:
         hint = "plan on the device itself, or for an engine with aot = true"
         return row("declined", [Decline("device.absent", "device", actual=request.device.device_name, hint=hint)])
     try:
-        verdict = entry.instance().check_support(request.graph, request.ctx)
-    except Exception as error:
-        return row("quarantined", [quarantine(request, entry, "check_support", error)])
-    if isinstance(verdict, Declined) and verdict.reasons and all(isinstance(r, Decline) for r in verdict.reasons):
-        return row("declined", verdict.reasons)
-    problem = _support_problem(verdict, spec)
-    if problem:
-        broken = CudnnCoreError(f"check_support returned {problem}")
-        return row("quarantined", [quarantine(request, entry, "check_support", broken)])
-    assert isinstance(verdict, Support)
-    try:
-        configs, barred = _configs(request, entry, verdict)
+        engine = guarded(request, entry, "import", entry.instance)
+        verdict = guarded(
+            request, entry, "check_support", lambda: as_verdict(engine.check_support(request.graph, request.ctx), spec)
+        )
+        if isinstance(verdict, Declined):
+            return row("declined", verdict.reasons)
+        configs, barred = _configs(request, spec, verdict)
+        if not configs:
+            return row("disabled", barred)
+        declines = request.declines(notes_of(spec, verdict), verdict.workspace)
+        if declines:
+            return row("declined", declines, config=configs[0], workspace=verdict.workspace)
+        estimate = guarded(request, entry, "estimate", lambda: _estimate(request, engine, configs[0]))
+        return Candidate(entry, verdict, configs[0], estimate, configs)
+    except EngineBroken as broken:
+        return row("quarantined", [broken.decline])
     except KnobError as error:
         return row("declined", error.declines)
-    if not configs:
-        return row("disabled", barred)
-    notes = notes_of(spec, verdict)
-    limit = request.config.max_workspace
-    if request.filters.max_workspace is not None:
-        limit = min(request.filters.max_workspace, limit) if limit is not None else request.filters.max_workspace
-    declines = note_declines(notes, request.config.require, (), "engines.require")
-    declines += note_declines(notes, request.filters.require_notes, request.filters.bar_notes, "select notes")
-    if limit is not None and verdict.workspace is not None and verdict.workspace > limit:
-        declines.append(Decline("resource.workspace", "workspace", {"max": limit}, verdict.workspace))
-    if declines:
-        return row("declined", declines, config=configs[0], workspace=verdict.workspace)
-    return Candidate(entry, verdict, configs[0], _estimate(request, entry, configs[0]), configs)
-
-
-def quarantine(request: Request, entry: EngineEntry, where: str, error: Exception) -> Decline:
-    """Record that the engine's code broke; strict configuration raises instead."""
-    decline = getattr(error, "decline", None)
-    if not isinstance(decline, Decline):
-        place = traceback.extract_tb(error.__traceback__)
-        origin = f"{place[-1].filename}:{place[-1].lineno}" if place else ""
-        decline = Decline("plugin.broken", f"{where}()", actual=f"{type(error).__name__}: {error}", origin=origin)
-    if request.config.strict:
-        raise CudnnCoreError(f"engine {entry.id}: {decline}") from error
-    request.registry.quarantine(entry, decline, "".join(traceback.format_exception(error)))
-    failed(request, entry, where, decline)
-    _log.warning("engine %s is quarantined: %s", entry.id, decline, exc_info=error)
-    return decline
-
-
-def failed(request: Request, entry: EngineEntry, stage: str, decline: Decline) -> None:
-    """Tell the hooks that an engine raised or could not build."""
-    from ._hooks import EngineFailure, call_isolated
-
-    call_isolated("cudnn_core_engine_failed", request.registry, failure=EngineFailure(entry.id, stage, decline))
 
 
 def matching_rules(
@@ -224,64 +231,31 @@ def _avoided(rule: Rule, short_id: str) -> Decline:
     return Decline("config.avoided", short_id, hint=rule.reason, origin=rule.origin)
 
 
-def engine_entry_matches(pattern: str, entry: Any) -> bool:
-    """Exact id, id with revision, or glob; never a substring."""
-    return fnmatchcase(entry.short_id, pattern) or fnmatchcase(entry.id, pattern)
-
-
 def notes_of(spec: Any, support: Support) -> frozenset[str]:
     return frozenset(spec.notes if support.notes is None else support.notes)
 
 
-def note_declines(notes: Iterable[str], require: Iterable[str], bar: Iterable[str], origin: str) -> list[Decline]:
-    """Notes compare without regard to case: the frontend shouts, manifests whisper."""
-    have = {note.lower() for note in notes}
-    found = [
-        Decline("policy.note_missing", note, expected=note, origin=origin)
-        for note in require
-        if note.lower() not in have
+def variant_declines(request: Request, spec: EngineSpec, variant: str) -> list[Decline]:
+    """Why the configuration keeps a member of a family of engines out."""
+    member = f"{spec.short_id}/{variant}"
+    return [
+        *request.config.engine_declines(member, spec.maturity),
+        *(_avoided(rule, member) for rule in request.rules if rule.avoids(member)),
+        *_pinned_elsewhere(request, member),
     ]
-    found += [Decline("policy.note_barred", note, actual=note, origin=origin) for note in bar if note.lower() in have]
-    return found
-
-
-def _support_problem(verdict: Any, spec: Any) -> str:
-    """What the protocol forbids in a verdict, or ""."""
-    if isinstance(verdict, Declined):
-        return "Declined without a Decline in it"
-    if not isinstance(verdict, Support):
-        return f"{verdict!r}, which is neither Support nor Declined"
-    if not isinstance(verdict.configs, tuple) or not 1 <= len(verdict.configs) <= 8:
-        return "Support without 1 to 8 configs"
-    for config in verdict.configs:
-        if not isinstance(config, PlanConfig) or not isinstance(config.knobs, Mapping):
-            return f"a config that is none: {config!r}"
-        if config.engine not in ("", spec.id, spec.short_id, spec.name):
-            return f"a config of another engine: {config.engine!r}"
-        if config.variant and not spec.has_variant(config.variant):
-            return f"variant {config.variant!r}, which the manifest does not declare"
-    if verdict.workspace is not None and (not isinstance(verdict.workspace, int) or verdict.workspace < 0):
-        return f"workspace {verdict.workspace!r}"
-    return ""
 
 
 def _configs(
-    request: Request, entry: EngineEntry, support: Support
+    request: Request, spec: EngineSpec, support: Support
 ) -> tuple[tuple[PlanConfig, ...], tuple[Decline, ...]]:
     """(the engine's configs with complete knobs, why variants were left out); configured knobs win over the engine's."""
-    spec = entry.spec
-    assert spec is not None
     rule = pin_rule(request)
     made: list[PlanConfig] = []
     barred: list[Decline] = []
     for config in support.configs:
         member = f"{spec.short_id}/{config.variant}" if config.variant else spec.short_id
         if config.variant:
-            reasons = [
-                *request.config.engine_declines(member, spec.maturity),
-                *(_avoided(avoiding, member) for avoiding in request.rules if avoiding.avoids(member)),
-                *_pinned_elsewhere(request, member),
-            ]
+            reasons = variant_declines(request, spec, config.variant)
             if reasons:
                 barred += [reason for reason in reasons if reason not in barred]
                 continue
@@ -296,16 +270,6 @@ def _configs(
     return tuple(made), tuple(barred)
 
 
-def _estimate(request: Request, entry: EngineEntry, config: PlanConfig) -> Estimate | None:
-    engine = entry.instance()
+def _estimate(request: Request, engine: Engine, config: PlanConfig) -> Estimate | None:
     estimate = getattr(engine, "estimate", None)
-    if estimate is None:
-        return None
-    try:
-        answer = estimate(request.graph.at(request.sizes), config, request.ctx)
-    except Exception as error:
-        if request.config.strict:
-            raise CudnnCoreError(f"engine {entry.id}: estimate() raised {error!r}") from error
-        _log.warning("engine %s: estimate() raised, its prior is used", entry.id, exc_info=error)
-        return None
-    return answer if isinstance(answer, Estimate) else None
+    return None if estimate is None else as_estimate(estimate(request.graph.at(request.sizes), config, request.ctx))

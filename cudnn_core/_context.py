@@ -1,4 +1,4 @@
-"""Which device: the one place where a plan's device and its default handle are decided.
+"""Which device: the one place where a plan's device is decided.
 
 Order: ``device=`` (then the frontend's ``device_property``, ``sm_version``) > the handle's device > the ``build_device``
 scope > the current CUDA device > the CPU; ``sm_count`` refines whichever it is. Imported by the graph and the planner;
@@ -7,17 +7,16 @@ plugins read ``build_target``.
 
 from __future__ import annotations
 
-import threading
 from contextvars import ContextVar, Token
 from typing import Any
 
 from ._device import DeviceInfo, as_device, current_device, device_info
 from ._device_json import field_int
 from ._errors import ConfigError
-from ._handle import Handle, create_handle, require_handle
+from ._handle import Handle, require_handle
 from ._presets import REPRESENTATIVE
 
-__all__ = ["build_device", "build_target", "create_device_properties", "default_handle", "resolve_device"]
+__all__ = ["build_device", "build_target", "create_device_properties", "resolve_device"]
 
 _scope: ContextVar[DeviceInfo | None] = ContextVar("cudnn_core.build_device", default=None)
 
@@ -80,23 +79,6 @@ def resolve_device(
 def create_device_properties(arg: int | str, /) -> DeviceInfo:
     """The frontend's: of a live ordinal, or from the JSON that ``serialize()`` (or ``to_json``) gave."""
     return DeviceInfo.from_json(arg) if isinstance(arg, (str, bytes)) else device_info(arg)
-
-
-class _Default(threading.local):
-    def __init__(self) -> None:
-        self.handles: dict[tuple[str, int | None], Handle] = {}
-
-
-_default = _Default()
-
-
-def default_handle(device: DeviceInfo) -> Handle:
-    """The handle that a call without one runs on: one per thread and device, on stream 0, gone with its thread."""
-    key = (device.type, device.ordinal)
-    found = _default.handles.get(key)
-    if found is None or found.closed:  # closed: by its user, or by a fork
-        found = _default.handles[key] = create_handle(device)
-    return found
 
 
 # --------------------------------------------------------------------------------------------------------------------

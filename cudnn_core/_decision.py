@@ -33,6 +33,7 @@ from ._engine import PlanConfig
 from ._errors import CudnnCoreError
 
 __all__ = [
+    "HEX",
     "STATES",
     "ConfigSource",
     "Decision",
@@ -41,6 +42,7 @@ __all__ = [
     "EngineDecision",
     "nearest_decline",
     "nearest_miss",
+    "plain_decline",
 ]
 
 #: The closed set of engine states, in the order in which planning reaches them.
@@ -100,7 +102,7 @@ class Difference(NamedTuple):
 
 
 class Decision:
-    """An immutable decision record. Equal records have equal digests.
+    """A decision record, immutable throughout. Equal records have equal digests; it can be copied and pickled.
 
     Facts that plugins supply are made JSON-able and unknown decline codes become ``plugin.broken``; what the core itself
     gets wrong (two winners, a decline without a reason) raises DecisionError. ``summary`` heads the printed table and is not
@@ -130,9 +132,9 @@ class Decision:
         winners = [engine.id for engine in ordered if engine.state == "selected"]
         fields = {
             "graph_key": graph_key,
-            "device": plain(device),
+            "device": _fixed(plain(device)),
             "engines": ordered,
-            "config": tuple(ConfigSource(key, plain(value), origin) for key, value, origin in config),
+            "config": tuple(ConfigSource(key, _fixed(plain(value)), origin) for key, value, origin in config),
             "selected": winners[0] if winners else None,
             "summary": summary,
             "_digest": "",
@@ -146,6 +148,9 @@ class Decision:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Decision is immutable ({name})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.to_json(), self.summary)
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Decision) else NotImplemented
@@ -256,12 +261,39 @@ def nearest_decline(decision: Decision) -> str:
 def _normal(engine: EngineDecision) -> EngineDecision:
     config = engine.config
     if config is not None:
-        config = PlanConfig(config.engine, plain(config.knobs), config.variant)
+        config = PlanConfig(config.engine, _fixed(plain(config.knobs)), config.variant)
     us = float(engine.us) if engine.us is not None else None
-    return engine._replace(us=us, config=config, reasons=tuple(map(_reason, engine.reasons)))
+    reasons = (
+        reason._replace(expected=_fixed(reason.expected), actual=_fixed(reason.actual))
+        for reason in map(plain_decline, engine.reasons)
+    )
+    return engine._replace(us=us, config=config, reasons=tuple(reasons))
 
 
-def _reason(reason: Any) -> Decline:
+class _Fixed(dict[str, Any]):
+    """A JSON object that can't be changed."""
+
+    def _refuse(self, *args: object, **kwargs: object) -> Any:
+        raise TypeError("a Decision is immutable")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _fixed, (dict(self),)
+
+
+def _fixed(value: Any) -> Any:
+    """JSON-able ``value`` with tuples for lists and unchangeable dicts."""
+    if isinstance(value, dict):
+        return _Fixed({key: _fixed(item) for key, item in value.items()})
+    return tuple(map(_fixed, value)) if isinstance(value, list) else value
+
+
+def _restored(text: str, summary: str) -> Decision:
+    return Decision.from_json(text, summary=summary)
+
+
+def plain_decline(reason: Any) -> Decline:
     """A plugin's reason as a Decline that can be saved; one that the protocol forbids says so itself."""
     try:
         code, subject, expected, actual, hint, origin = reason
@@ -307,7 +339,7 @@ def _sources(decision: Decision) -> list[str]:
     return [f"{key} = {value} [{origin}]" for key, value, origin in decision.config]
 
 
-_HEX = Field("64 hex digits", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None)
+HEX = Field("64 hex digits", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None)
 _RANK = Field("an integer >= 1", lambda value: type(value) is int and value >= 1)
 _US = Field("a float > 0", lambda value: type(value) is float and 0 < value < math.inf)
 _RECORD = {
@@ -337,7 +369,7 @@ _SOURCE = {"key": TEXT, "value": ANY, "origin": STR}
 
 def _check(record: Any, *, signed: bool) -> None:
     """Raises FormatError unless ``record`` is a decision's dict, with a true digest if ``signed``."""
-    top = take(record, {**_RECORD, "digest": _HEX} if signed else _RECORD, "decision")
+    top = take(record, {**_RECORD, "digest": HEX} if signed else _RECORD, "decision")
     if top["schema"] != _SCHEMA:
         raise FormatError(f"decision.schema: {top['schema']}, and this version reads {_SCHEMA}")
     if signed and digest_of({key: value for key, value in top.items() if key != "digest"}) != top["digest"]:

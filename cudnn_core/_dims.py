@@ -1,7 +1,7 @@
 """Runtime sizes: ``Dim``, the products that packed strides of runtime sizes are, and their evaluation.
 
-A dim entry is an ``int`` or a ``Dim``; a stride entry is an ``int``, a ``Dim`` or a ``Product``. Imported by the graph,
-the op rows (shape inference) and the plan (binding of sizes).
+An extent (an entry of ``dim`` or ``stride``) is an ``int``, a ``Dim`` or a ``Product``; all of them are immutable. Imported
+by the graph, the op rows (shape inference) and the plan (binding of sizes).
 """
 
 from __future__ import annotations
@@ -15,18 +15,30 @@ __all__ = [
     "Dim",
     "Extent",
     "Product",
+    "binds",
     "dims_of",
     "evaluate",
     "extent_from_json",
     "extent_to_json",
     "match_sizes",
+    "overlap",
     "packed_strides",
     "product",
     "same",
 ]
 
 
-class Dim:
+class _Immutable:
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable: {name} can't be set")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable: {name} can't be deleted")
+
+
+class Dim(_Immutable):
     """A size that is fixed when a plan runs, not when it is built.
 
     Equal names mean equal sizes within a graph. ``min``, ``max`` (inclusive) and ``multiple_of`` are part of the graph
@@ -34,6 +46,11 @@ class Dim:
     """
 
     __slots__ = ("max", "min", "multiple_of", "name")
+
+    name: str
+    min: int
+    max: int
+    multiple_of: int
 
     def __init__(self, name: str, min: int = 1, max: int = 2**31 - 1, multiple_of: int = 1) -> None:
         if not isinstance(name, str) or not name:
@@ -47,10 +64,8 @@ class Dim:
             )
         if (max // multiple_of) * multiple_of < min:
             raise GraphError(f"Dim {name!r}: no multiple of {multiple_of} lies in [{min}, {max}]")
-        self.name = name
-        self.min = min
-        self.max = max
-        self.multiple_of = multiple_of
+        for field, given in (("name", name), ("min", min), ("max", max), ("multiple_of", multiple_of)):
+            object.__setattr__(self, field, given)
 
     @property
     def largest(self) -> int:
@@ -80,7 +95,7 @@ class Dim:
         return hash(self._fields())
 
     def __mul__(self, other: Extent) -> Extent:
-        return product((self, other))
+        return product((self, other)) if _is_extent(other) else NotImplemented
 
     __rmul__ = __mul__
 
@@ -96,15 +111,24 @@ class Dim:
     def _fields(self) -> tuple[str, int, int, int]:
         return (self.name, self.min, self.max, self.multiple_of)
 
+    def __reduce__(self) -> tuple[type[Dim], tuple[str, int, int, int]]:
+        return (Dim, self._fields())
 
-class Product:
+
+class Product(_Immutable):
     """``factor`` times the sizes of ``dims``; made by ``product``, which returns plain ints and Dims where it can."""
 
     __slots__ = ("dims", "factor")
 
+    factor: int
+    dims: tuple[Dim, ...]
+
     def __init__(self, factor: int, dims: tuple[Dim, ...]) -> None:
-        self.factor = factor
-        self.dims = dims
+        object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "dims", dims)
+
+    def __reduce__(self) -> tuple[type[Product], tuple[int, tuple[Dim, ...]]]:
+        return (Product, (self.factor, self.dims))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Product):
@@ -115,7 +139,7 @@ class Product:
         return hash((self.factor, self.dims))
 
     def __mul__(self, other: Extent) -> Extent:
-        return product((self, other))
+        return product((self, other)) if _is_extent(other) else NotImplemented
 
     __rmul__ = __mul__
 
@@ -130,8 +154,15 @@ class Product:
 Extent = int | Dim | Product
 
 
+def _is_extent(value: object) -> bool:
+    return isinstance(value, (int, Dim, Product)) and not isinstance(value, bool)
+
+
 def product(values: Iterable[Extent]) -> Extent:
-    """The product of sizes, as an int, a Dim or a Product in canonical order (dims sorted by name)."""
+    """The product of sizes, as an int, a Dim or a Product in canonical order (dims sorted by name).
+
+    GraphError for a factor that is no int >= 0.
+    """
     factor = 1
     dims: list[Dim] = []
     for value in values:
@@ -140,8 +171,10 @@ def product(values: Iterable[Extent]) -> Extent:
         elif isinstance(value, Product):
             factor *= value.factor
             dims.extend(value.dims)
-        else:
+        elif _is_extent(value) and value >= 0:
             factor *= value
+        else:
+            raise GraphError(f"a size is an int >= 0 or a Dim, got {value!r}")
     if not dims or factor == 0:
         return factor
     if factor == 1 and len(dims) == 1:
@@ -188,26 +221,61 @@ def same(a: Extent, b: Extent) -> bool:
     return a == b
 
 
+def binds(value: Extent) -> Dim | None:
+    """The Dim whose size a known value of the extent tells: that of a Dim, or of a product of one Dim alone."""
+    dims = {*dims_of((value,))}
+    return dims.pop() if len(dims) == 1 else None
+
+
+def _solve(value: Extent, have: int) -> int | None:
+    """The size of the one Dim of ``value`` at which it is ``have``, or None."""
+    factor, power = (value.factor, len(value.dims)) if isinstance(value, Product) else (1, 1)
+    root = have // factor if power == 1 else round((have // factor) ** (1 / power))
+    return root if factor * root**power == have else None
+
+
 def match_sizes(declared: Sequence[Extent], actual: Sequence[int], sizes: dict[str, int], operand: str) -> None:
-    """Bind the Dims of ``declared`` to ``actual`` in ``sizes``; ExecutionError names the operand on a mismatch."""
+    """Bind the Dims of ``declared`` to ``actual`` in ``sizes``; ExecutionError names the operand on a mismatch.
+
+    A product of several Dims tells none of them: it is checked if all are known by now. So a caller that has matched every
+    operand once checks everything by matching them again.
+    """
     if len(declared) != len(actual):
         raise ExecutionError(
             f"operand {operand}: rank {len(actual)} where {len(declared)} is declared", operand=operand
         )
     for axis, (want, have) in enumerate(zip(declared, actual, strict=True)):
-        if isinstance(want, Dim):
-            if not want.admits(have):
+        dim = None if isinstance(want, int) else binds(want)
+        if dim is not None:
+            size = _solve(want, have)
+            if size is None or not dim.admits(size):
                 raise ExecutionError(f"operand {operand}: dim[{axis}] = {have} is outside {want!r}", operand=operand)
-            known = sizes.setdefault(want.name, have)
-            if known != have:
+            known = sizes.setdefault(dim.name, size)
+            if known != size:
                 raise ExecutionError(
-                    f"operand {operand}: dim[{axis}] = {have}, but {want.name} is {known} elsewhere", operand=operand
+                    f"operand {operand}: dim[{axis}] = {have}, but {dim.name} is {known} elsewhere", operand=operand
                 )
-        elif want != have:
+        elif all(item.name in sizes for item in dims_of((want,))) and evaluate(want, sizes) != have:
             raise ExecutionError(
                 f"operand {operand}: shape {tuple(actual)} where {tuple(map(str, declared))} is declared",
                 operand=operand,
             )
+
+
+def overlap(dim: Sequence[int], stride: Sequence[int]) -> str:
+    """What makes two elements of such a tensor share an address, in words; "" if none may.
+
+    Conservative: axes must nest, each stride at or beyond the reach of the smaller ones.
+    """
+    reach = 0
+    if 0 in dim:
+        return ""
+    for step, size in sorted((step, size) for size, step in zip(dim, stride, strict=True) if size > 1):
+        if step <= reach:
+            inner = f"stride {step} inside the {reach + 1} elements of its inner dimensions"
+            return f"{inner if step else 'stride 0'} over a size of {size}"
+        reach += step * (size - 1)
+    return ""
 
 
 def extent_to_json(value: Extent) -> object:
@@ -226,6 +294,7 @@ def extent_from_json(value: object, where: str) -> Extent:
     if isinstance(value, dict):
         if value.keys() == {"dim", "min", "max", "multiple_of"}:
             return Dim(value["dim"], min=value["min"], max=value["max"], multiple_of=value["multiple_of"])
-        if value.keys() == {"factor", "dims"} and isinstance(value["dims"], list) and isinstance(value["factor"], int):
-            return product((value["factor"], *(extent_from_json(item, where) for item in value["dims"])))
+        factor, dims = value.get("factor"), value.get("dims")
+        if value.keys() == {"factor", "dims"} and type(factor) is int and factor > 0 and isinstance(dims, list):
+            return product((factor, *(extent_from_json(item, where) for item in dims)))
     raise GraphError(f"{where}: {value!r} is not a size")

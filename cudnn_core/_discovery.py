@@ -8,12 +8,13 @@ Rules
 - The first distribution of a normalised name on ``sys.path`` wins, as it does for ``importlib.metadata``; later ones are
   ``shadowed``. Two *different* distributions with one plugin id are the registry's business.
 - The current directory doesn't register, however it got onto ``sys.path``, unless it is a site directory; what was left
-  out is listed in ``ignored``.
+  out is listed in ``ignored``. Nor does a package in it stand in for an installed one, unless it is that one's source: an
+  editable install of this very folder.
 - Metadata that can't be read is listed in ``broken`` and costs nothing else.
 """
 
 # pathlib costs 12 ms to import, and a Path for each of 1,000 directories as much again:
-# ruff: noqa: PTH109, PTH112, PTH113, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH109, PTH112, PTH113, PTH117, PTH118, PTH119, PTH120, PTH208
 from __future__ import annotations
 
 import os
@@ -32,6 +33,7 @@ ENGINES = "cudnn_core.engines"
 EXECUTORS = "cudnn_core.executors"
 
 _SUFFIXES = (".dist-info", ".egg-info")
+_EDITABLE = "`pip install -e .`"
 _MAX_ENTRY_POINTS = 1 << 20
 _PLUGIN_VALUE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):([A-Za-z0-9_][A-Za-z0-9_.]*\.(?:toml|json))\Z")
 
@@ -312,7 +314,7 @@ def _found(point: Point, here: str) -> Found:
         return problem(f"package {package}", "not importable", f"reinstall {point.dist}")
     for directory in directories:
         if _hidden_by_cwd(point, directory, here):
-            hint = "the current directory hides the installed package"
+            hint = f"the current directory hides the installed package: work elsewhere, or {_EDITABLE} if this is its source"
             return problem(f"package {package} of {point.dist}", directory, hint)
         path = f"{directory}{os.sep}{file_name}"
         if os.path.isfile(path):
@@ -331,15 +333,27 @@ def _hidden_by_cwd(point: Point, directory: str, here: str) -> bool:
     parent = os.path.dirname(directory)
     if parent == os.path.dirname(point.origin) or _real(parent) != here or _is_site(here):
         return False
-    return not _is_editable(point.origin)
+    project = _editable_project(point.origin)
+    return not project or os.path.commonpath((project, _real(directory))) != project
 
 
-def _is_editable(origin: str) -> bool:
+def _editable_project(origin: str) -> str:
+    """The source folder of an editable install, which its direct_url.json names (PEP 610); "" for any other one."""
     try:
         data = read_bytes(f"{origin}/direct_url.json", 65536)
     except OSError:
-        return False
-    return re.search(rb'"editable"\s*:\s*true', data) is not None
+        return ""
+    from urllib.parse import unquote, urlsplit
+
+    from ._canonical import FormatError, loads
+
+    try:
+        found = loads(data)
+        editable, url = found["dir_info"]["editable"], urlsplit(found["url"])
+    except (FormatError, LookupError, TypeError, ValueError, AttributeError):
+        return ""
+    path = unquote(url.path)
+    return _real(path) if editable is True and url.scheme == "file" and os.path.isabs(path) else ""
 
 
 def _is_site(directory: str) -> bool:

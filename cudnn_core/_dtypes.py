@@ -84,7 +84,7 @@ _FOREIGN = {
 def as_dtype(value: object) -> data_type:
     """``value`` (a member, a vocabulary string, a torch or a numpy dtype) as a ``data_type``.
 
-    ``None`` means NOT_SET. Raises GraphError for anything else.
+    ``None`` means NOT_SET. Raises GraphError for anything else, a dtype of the other byte order too.
     """
     if isinstance(value, data_type):
         return value
@@ -100,6 +100,8 @@ def as_dtype(value: object) -> data_type:
             pass
         name = str(getattr(value, "name", None) or getattr(value, "__name__", None) or value)
         name = name.removeprefix("torch.")
+        if not getattr(value, "isnative", True):
+            raise GraphError(f"data type {value!r} has another byte order than this machine")
         found = _BY_VALUE.get(_FOREIGN.get(name, name))
         if found is not None and value.__hash__ is not None:
             _KNOWN[value] = found

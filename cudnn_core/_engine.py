@@ -133,12 +133,13 @@ class Operand(NamedTuple):
 class VariantPack:
     """The actual operands of one run: dims, strides and addresses. Holds no framework object that an engine may use.
 
-    ``owners`` keeps the objects that own the memory alive for as long as the pack lives; ``signature`` and ``runner`` are the
-    core's.
+    ``owners`` keeps the objects that own the memory alive for as long as the pack lives; ``placed``, ``runner`` and
+    ``signature`` are the core's.
     """
 
-    __slots__ = ("operands", "owners", "pointers", "runner", "signature")
+    __slots__ = ("operands", "owners", "placed", "pointers", "runner", "signature")
 
+    placed: Any
     runner: Runner
 
     def __init__(

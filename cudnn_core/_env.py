@@ -96,7 +96,8 @@ def require_backend(what: str) -> BackendAPI:
 
 
 def environment_key() -> dict[str, str]:
-    """What a measured time depends on besides graph and device. Plugins add their distributions."""
+    """What every measured time depends on besides graph and device. What only some engines depend on, the versions of their
+    distributions, is kept with each sample: ``EngineEntry.environment``."""
     import platform
 
     from . import __version__

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ._decision import Decision
+    from ._declines import Decline
 
 __all__ = [
     "BuildError",
@@ -41,7 +42,10 @@ __all__ = [
 
 
 class CudnnCoreError(Exception):
-    """Root of every error that cudnn-core raises on purpose."""
+    """Root of every error that cudnn-core raises on purpose. All of them survive pickling, whatever their constructors take."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (type(self), self.args), self.__dict__
 
 
 class ConfigError(CudnnCoreError):
@@ -100,7 +104,11 @@ class NoEngineError(CudnnCoreError):
 
 
 class BuildError(CudnnCoreError):
-    """A plan could not be built, saved or loaded."""
+    """A plan could not be built, saved or loaded. ``decline`` is the reason as data, if there is one."""
+
+    def __init__(self, message: str = "", *, decline: Decline | None = None) -> None:
+        super().__init__(message)
+        self.decline = decline
 
 
 class ExecutionError(CudnnCoreError):
@@ -128,6 +136,13 @@ class HandleError(CudnnCoreError):
 
 class HandleTypeError(HandleError, TypeError):
     """Something that is not a Handle was passed where one is needed."""
+
+
+def _restored(kind: type[CudnnCoreError], args: tuple[object, ...]) -> CudnnCoreError:
+    """An error of ``kind`` as ``__reduce__`` saw it; its attributes follow. The constructor made ``args`` of other things."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -261,7 +261,7 @@ def destroy_handle(handle: Handle) -> None:
 
 
 def set_stream(handle: Handle, stream: Any) -> None:
-    """Run on ``stream``: an address, or an object with ``cuda_stream``, ``__cuda_stream__`` or ``ptr``."""
+    """Run on ``stream``: an address, a CUstream, or an object with ``cuda_stream``, ``__cuda_stream__`` or ``ptr``."""
     _only_handle(handle).set_stream(stream)
 
 
@@ -284,9 +284,10 @@ def require_handle(value: Any) -> Handle:
 
 
 def as_stream(stream: Any) -> int:
-    """The address of ``stream``: an int, or what its ``cuda_stream``, ``__cuda_stream__`` or ``ptr`` says."""
+    """The address of ``stream``: an int, what its ``cuda_stream``, ``__cuda_stream__`` or ``ptr`` says, or a CUstream's value."""
+    address: Any = stream
     if type(stream) is int:
-        address = stream
+        pass
     elif hasattr(stream, "cuda_stream"):  # torch
         address = stream.cuda_stream
     elif hasattr(stream, "__cuda_stream__"):  # the CUDA Python protocol: (version, address)
@@ -294,17 +295,17 @@ def as_stream(stream: Any) -> int:
         address = (pair() if callable(pair) else pair)[1]
     elif hasattr(stream, "ptr"):  # CuPy
         address = stream.ptr
-    else:
-        address = stream
+    elif hasattr(stream, "getPtr"):  # a handle type of cuda-bindings; runtime.cudaStream_t is a CUstream too
+        address = int(stream) if any(kind.__name__ == "CUstream" for kind in type(stream).__mro__) else None
     try:
         if isinstance(address, bool):
             raise TypeError
-        address = operator.index(address)
+        number = operator.index(address)
     except TypeError:
         raise HandleTypeError(f"{stream!r} is not a stream: pass its address or the stream object") from None
-    if address < 0:
-        raise HandleError(f"{address} is not a stream's address")
-    return address
+    if not 0 <= number < 1 << 64:
+        raise HandleError(f"{number} is not a stream's address")
+    return number
 
 
 # --------------------------------------------------------------------------------------------------------------------

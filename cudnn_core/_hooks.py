@@ -11,6 +11,7 @@ manager of its own, so that leaving a plugin out (denied, quarantined, temporary
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._declines import Decline
@@ -21,9 +22,23 @@ if TYPE_CHECKING:
     from ._manifest import EngineSpec
     from ._registry import Registry
 
-__all__ = ["HOOKS", "Check", "EngineFailure", "HookResult", "PluginHooks", "Registrar", "call_isolated"]
+__all__ = [
+    "HOOKS",
+    "Check",
+    "EngineFailure",
+    "HookResult",
+    "PluginHooks",
+    "Registrar",
+    "call_isolated",
+    "describe",
+    "message_of",
+    "short_repr",
+]
 
 PROJECT = "cudnn_core"
+
+# (plugin, hook) of the hooks that run in this context.
+_running: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("cudnn_core.hooks", default=())
 
 
 class Check(NamedTuple):
@@ -35,7 +50,12 @@ class Check(NamedTuple):
 
 
 class EngineFailure(NamedTuple):
-    """An engine that raised or failed to build. ``stage`` is "import", "check_support", "estimate" or "build_plan"."""
+    """An engine that raised or failed to build.
+
+    stage      "import", "check_support", "estimate", "build_plan" or "load_plan"
+    decline    the reason that its row in decisions gives
+    traceback  the text of where it raised
+    """
 
     engine: str
     stage: str
@@ -124,11 +144,18 @@ class PluginHooks:
         return []
 
     def call(self, name: str, **arguments: Any) -> list[HookResult]:
-        """Every implementation of hook ``name``, one after the other, each in isolation."""
-        if self._manager is None:
+        """Every implementation of hook ``name``, one after the other, each in isolation.
+
+        A hook that plans is not called for the plans that it makes itself.
+        """
+        if self._manager is None or (self.plugin, name) in _running.get():
             return []
         caller = getattr(self._manager.hook, name)
-        return [self._call_one(name, impl, arguments) for impl in reversed(caller.get_hookimpls())]
+        token = _running.set((*_running.get(), (self.plugin, name)))
+        try:
+            return [self._call_one(name, impl, arguments) for impl in reversed(caller.get_hookimpls())]
+        finally:
+            _running.reset(token)
 
     def _call_one(self, name: str, impl: Any, arguments: Mapping[str, Any]) -> HookResult:
         try:
@@ -138,15 +165,15 @@ class PluginHooks:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and the like are a plugin's failure too
-            return HookResult(self.plugin, None, self._broken(name, "no exception", _describe(error)))
+            return HookResult(self.plugin, None, self._broken(name, "no exception", describe(error)))
         if name == "cudnn_core_doctor":
             value = value or []
             wrong = [item for item in value if not isinstance(item, Check)]
             if wrong:
                 good = [item for item in value if isinstance(item, Check)]
-                return HookResult(self.plugin, good, self._broken(name, "cudnn_core Check items", _short(wrong[0])))
+                return HookResult(self.plugin, good, self._broken(name, "cudnn_core Check items", short_repr(wrong[0])))
         elif value is not None:
-            return HookResult(self.plugin, None, self._broken(name, "None", _short(value)))
+            return HookResult(self.plugin, None, self._broken(name, "None", short_repr(value)))
         return HookResult(self.plugin, value)
 
     def _broken(self, hook: str, expected: str, actual: str) -> Decline:
@@ -227,13 +254,23 @@ def _arguments(function: Any) -> tuple[str, ...]:
     return names[1:] if hasattr(function, "__self__") else names
 
 
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def message_of(error: BaseException) -> str:
+    """The text of any exception; never raises."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its str() raises {type(broken).__name__})"
 
 
-def _short(value: object) -> str:
+def describe(error: BaseException) -> str:
+    """``Type: message``."""
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+def short_repr(value: object) -> str:
+    """The repr of anything, at most 200 characters of it; never raises."""
     try:
         text = repr(value)
-    except Exception as error:  # even a repr may be broken
+    except Exception as error:
         text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
     return text if len(text) <= 200 else text[:197] + "..."

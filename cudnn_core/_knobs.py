@@ -48,7 +48,10 @@ class KnobSpec(NamedTuple):
         if isinstance(value, bool):
             return self.type == "bool"
         if self.type == "float":
-            return isinstance(value, (int, float)) and value == value
+            # An int that no float holds is none.
+            return (
+                isinstance(value, (int, float)) and value == value and (type(value) is float or abs(value) < 1 << 1000)
+            )
         return isinstance(value, TYPES[self.type])
 
 

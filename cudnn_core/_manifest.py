@@ -288,11 +288,13 @@ class _Table:
 
     def take(self, key: str, kind: type, default: Any = _MISSING) -> Any:
         self.seen.add(key)
-        if key not in self.document:
+        value = self.document.get(key, _MISSING)
+        if type(value) is kind:
+            return value
+        if value is _MISSING:
             if default is _MISSING:
                 raise self.error(key, "is missing" + self._misspelt(key))
             return default
-        value = self.document[key]
         good = _is_number(value) if kind is float else isinstance(value, kind)
         if not good or (isinstance(value, bool) and kind is not bool):
             raise self.error(key, f"must be {_NAMES[kind]}, got {value!r}")
@@ -312,13 +314,13 @@ class _Table:
             return default
         values = self.take(key, list)
         for index, item in enumerate(values):
-            place = f"{key}[{index}]"
             if not isinstance(item, str):
-                raise self.error(place, f"must be a string, got {item!r}")
+                raise self.error(f"{key}[{index}]", f"must be a string, got {item!r}")
             if choices and item not in choices:
-                raise self.error(place, f"{item!r} is not one of {', '.join(choices)}{nearest(item, choices)}")
-            if pattern is not None:
-                _matching(self, place, item, pattern, what)
+                known = ", ".join(choices)
+                raise self.error(f"{key}[{index}]", f"{item!r} is not one of {known}{nearest(item, choices)}")
+            if pattern is not None and not pattern.match(item):
+                raise self.error(f"{key}[{index}]", f"{item!r} is not {what}")
         if not values and (default is None or default):
             raise self.error(key, "must not be empty")
         _reject_repeats(self, key, values)
@@ -394,16 +396,9 @@ def _load_toml(text: str) -> Any:
 
 
 def _load_json(text: str) -> Any:
-    import json
+    from ._canonical import FormatError, loads
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) != len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
-        return table
-
-    def no_constant(text: str) -> Any:
-        raise ValueError(f"{text} is not JSON")
-
-    return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+    try:
+        return loads(text)
+    except FormatError as error:
+        raise ValueError(str(error).removeprefix("not JSON: ")) from None

@@ -9,14 +9,16 @@ tensor takes the fast road (attributes compared with objects remembered from the
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ._arguments import as_int, as_list, as_number
+from ._bounds import Bounds, Placed
 from ._buffers import describe, encode_scalar
-from ._dims import dims_of, evaluate, match_sizes
+from ._dims import match_sizes
 from ._engine import Operand, VariantPack
-from ._errors import ExecutionError, nearest
-from ._slot import Slot, extent_bytes, same_storage, unpack
+from ._errors import ExecutionError, GraphError, nearest
+from ._slot import Slot, in_elements
 
 if TYPE_CHECKING:
     from ._device import DeviceInfo
@@ -26,22 +28,21 @@ __all__ = ["Layout"]
 
 _NO_OWNERS: list[object] = []
 _PASSED_LIMIT = 256
-_POINTER_ALIGN = 16  # the alignment class that a runner is bound for when every address has it
 
-# The bytes of every operand, and every pair that must not overlap, once: (output slot, its bytes, ((other slot, bytes), ...)).
-_Bounds = tuple[tuple[int, ...], tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]]
 _Seen = dict[object, tuple[int, Any, tuple[int, ...], tuple[int, ...] | None]]
+_Found = tuple[int, tuple[int, ...], tuple[int, ...]]  # slot, shape and strides in elements
 
 
 class Layout:
     """The operand slots of one plan and the ways to name them.
 
-    ``defaults`` are buffers and numbers bound while the graph was built: used where the caller passes none.
+    ``defaults`` are buffers and numbers bound while the graph was built: used where the caller passes none, before the
+    graph's own defaults.
     """
 
     __slots__ = (
+        "_addresses",
         "_aliases",
-        "_bounds",
         "_default_slots",
         "_device_index",
         "_device_type",
@@ -49,12 +50,9 @@ class Layout:
         "_ignored",
         "_keys",
         "_on_cpu",
-        "_outputs",
-        "_plain",
         "_seen",
         "defaults",
         "dims",
-        "graph",
         "operands",
         "slots",
     )
@@ -67,175 +65,173 @@ class Layout:
         aliases: Mapping[tuple[int, int], int],
         ignored: Mapping[object, str],
     ) -> None:
-        self.graph = graph
         self.operands = graph.operands
         self.dims = graph.dims
-        self.slots = tuple(
-            Slot(tensor, operand) for tensor, operand in zip(graph.operand_tensors(), graph.operands, strict=True)
-        )
+        tensors = graph.operand_tensors()
+        self.slots = tuple(Slot(tensor, operand) for tensor, operand in zip(tensors, graph.operands, strict=True))
         self._device_type = device.type
         self._device_index = device.ordinal or 0
-        self._fixed = not graph.dims
-        # Every operand is a buffer: what the fast roads can read.
-        self._plain = bool(self.slots) and not any(slot.by_value for slot in self.slots)
-        self._aliases = aliases
-        self._outputs = tuple(i for i, slot in enumerate(self.slots) if slot.operand.role != "input")
-        self._bounds = self._bounds_of([slot.extent for slot in self.slots])
-        # Per key that named a torch tensor: (slot, torch dtype, shape, strides or None where packed) as accepted. With runtime
-        # sizes: those of the last call that passed, whole. Then the sizes, the bounds at them, and the addresses (with their
-        # bits or-ed) that passed the checks: a model's layers share a plan and come with their own weights.
-        self._seen: tuple[_Seen, dict[str, int] | None, _Bounds, dict[tuple[int, ...], int]]
-        self._seen = ({}, None, self._bounds, {})
         self._on_cpu = device.type == "cpu"
+        self._fixed = not graph.dims
+        # Whether an int is an address, whatever slot it is for, and all that a call must tell.
+        self._addresses = self._fixed and not any(slot.number for slot in self.slots)
+        self._aliases = aliases
+        # Per key that named a torch tensor: (slot, torch dtype, shape, strides or None where packed) as accepted. With runtime
+        # sizes: those of the last call that passed, whole. Then the sizes and the bounds at them, and the addresses that passed
+        # the checks: a model's layers share a plan and come with their own weights.
+        self._seen: tuple[_Seen, dict[str, int] | None, Bounds | None, dict[tuple[int, ...], Placed]]
+        self._seen = ({}, None, self._bounds(None) if self._fixed else None, {})
         self._keys: dict[object, int] = {}
-        names: dict[str, int] = {}
+        self._ignored = dict(ignored)
+        names: dict[str, list[int]] = {}
         for i, slot in enumerate(self.slots):
             self._keys[slot.operand.uid] = i
             if slot.operand.name:
-                names[slot.operand.name] = -1 if slot.operand.name in names else i
-        self._keys.update({name: i for name, i in names.items() if i >= 0})
-        self._ignored = ignored
-        self.defaults = {
-            i: defaults[slot.operand.uid] for i, slot in enumerate(self.slots) if slot.operand.uid in defaults
-        }
+                names.setdefault(slot.operand.name, []).append(i)
+        for name, found in names.items():
+            if len(found) == 1:
+                self._keys[name] = found[0]
+            else:
+                self._ignored[name] = f"{len(found)} operands have this name; name them by tensor or uid"
+        bound = [defaults.get(tensor.uid, tensor.default) for tensor in tensors]
+        self.defaults = {i: value for i, value in enumerate(bound) if value is not None}
         self._default_slots = tuple(self.defaults)
 
     def add_key(self, key: object, uid: int) -> None:
         """Let ``key`` (a Tensor descriptor) name the operand with ``uid``."""
-        slot = self._keys.get(uid)
-        if slot is not None:
-            self._keys[key] = slot
+        index = self._keys.get(uid)
+        if index is not None:
+            self._keys[key] = index
 
     # --- reading
     def read(
-        self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None
-    ) -> tuple[Sequence[int], int, dict[str, int] | None, list[object]]:
-        """(addresses, their bits or-ed, sizes of the Dims or None, objects to keep alive) for the buffers in ``values``."""
-        # The fast roads: as many addresses, or torch tensors, as operands; each tensor compared with what was accepted in its
-        # slot before. Where the declared strides are packed, is_contiguous says the same as a comparison of strides, at half
-        # the cost. Whatever is irregular starts over on the general road, which also words the errors.
-        if len(values) == len(self.slots) and self._plain and not overrides:
-            pointers: list[Any] = [None] * len(values)
-            on_cpu = self._on_cpu
-            seen, sizes, bounds, passed = self._seen
-            try:
-                for value in values.values():  # noqa: B007  half the price of next(iter(...))
-                    break
-                if type(value) is int:
-                    keys = self._keys
-                    for key, value in values.items():
-                        if type(value) is not int or not self._fixed:
-                            return self._read_any(values, overrides)
-                        pointers[keys[key]] = value
-                else:
-                    for key, value in values.items():
-                        index, dtype, shape, stride = seen[key]
-                        if (
-                            value.dtype is not dtype
-                            or value.shape != shape
-                            or not (value.is_contiguous() if stride is None else value.stride() == stride)
-                            or not (value.is_cpu if on_cpu else value.get_device() == self._device_index)
-                        ):
-                            return self._read_any(values, overrides)
-                        pointers[index] = value.data_ptr()
-                found = tuple(pointers)
-                merged = passed.get(found)
-                if merged is not None:
-                    return found, merged, sizes, _NO_OWNERS
-                if None not in found:
-                    merged = self._check_addresses(pointers, bounds)
-                    if len(passed) >= _PASSED_LIMIT:
-                        passed.clear()
-                    passed[found] = merged
-                    return found, merged, sizes, _NO_OWNERS
-            except (AttributeError, KeyError, TypeError):
-                pass
-        return self._read_any(values, overrides)
-
-    def _read_any(
-        self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None
-    ) -> tuple[list[int], int, dict[str, int] | None, list[object]]:
+        self, values: dict[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None
+    ) -> tuple[Sequence[int], Placed, list[object]]:
+        """(addresses, what passed the checks, objects to keep alive while they are used) for the buffers in ``values``."""
+        # The fast roads: addresses, or torch tensors, each compared with what was accepted under its key before. Where the
+        # declared strides are packed, is_contiguous says the same as a comparison of strides, at half the cost. Whatever is
+        # irregular is left to the general road, which also words the errors.
         pointers: list[Any] = [None] * len(self.slots)
+        rest: list[tuple[Any, Any]] = []
+        seen, _, bounds, passed = self._seen
+        first = None
+        for first in values.values():  # noqa: B007  half the price of next(iter(...))
+            break
+        addresses = type(first) is int and self._addresses
+        if addresses:
+            keys = self._keys
+            try:
+                for key, value in values.items():
+                    if type(value) is not int:
+                        raise KeyError
+                    pointers[keys[key]] = value
+            except KeyError:
+                addresses, pointers = False, [None] * len(pointers)
+        if not addresses:
+            on_cpu, device = self._on_cpu, self._device_index
+            for key, value in values.items():
+                try:
+                    index, dtype, shape, stride = seen[key]
+                    if (
+                        value.dtype is dtype
+                        and value.shape == shape
+                        and (
+                            value.is_contiguous() if stride is None else value.stride() == stride and not value.is_neg()
+                        )
+                        and (value.is_cpu if on_cpu else value.get_device() == device)
+                    ):
+                        pointers[index] = value.data_ptr()
+                        continue
+                except (AttributeError, KeyError, RuntimeError, TypeError):
+                    pass
+                rest.append((key, value))
+        regular = not rest and not overrides and len(values) == len(pointers)
+        if regular:
+            found = tuple(pointers)
+            placed = passed.get(found)
+            if placed is not None:
+                return found, placed, _NO_OWNERS
+        matched = len(pointers) - pointers.count(None)
+        # Not so if two keys name one operand, or if a view must not be read as it is.
+        sound = matched == len(values) - len(rest) and not any(map(_is_lazy, values.values()))
+        if regular and sound and bounds is not None:
+            placed = bounds.check(found)
+            if len(passed) >= _PASSED_LIMIT:
+                passed.clear()
+            passed[found] = placed
+            return found, placed, _NO_OWNERS
+        if not (sound and self._fixed):  # with runtime sizes: what was accepted was accepted at other ones
+            pointers, rest = [None] * len(pointers), list(values.items())
+        return self._read_rest(pointers, rest, overrides)
+
+    def _read_rest(
+        self,
+        pointers: list[Any],
+        rest: Iterable[tuple[Any, Any]],
+        overrides: Mapping[int, Sequence[int]] | None,
+    ) -> tuple[list[int], Placed, list[object]]:
+        """The general road, for what the fast one left."""
         owners: list[object] = []
-        sizes: dict[str, int] | None = None if self._fixed else {}
-        seen: _Seen = self._seen[0] if self._fixed else {}
-        for key, value in values.items():
+        seen: _Seen = {}
+        found: list[_Found] = []
+        for key, value in rest:
             index = self._keys.get(key)
             if index is None:
                 self._unknown(key, value)
                 continue
-            slot = self.slots[index]
             if pointers[index] is not None:
-                raise ExecutionError(f"operand {slot.label} is given twice", operand=slot.label)
-            if type(value) is int and not slot.by_value:
-                pointers[index] = value
-            elif key in seen and self._matches(value, *seen[key]):
-                pointers[index] = value.data_ptr()
-            else:
-                pointers[index] = self._slow(index, value, sizes, owners, seen, key)
+                label = self.slots[index].label
+                raise ExecutionError(f"operand {label} is given twice", operand=label)
+            pointers[index] = self._one(index, value, owners, found, seen, key)
         for index in self._default_slots:
             if pointers[index] is None:
-                pointers[index] = self._slow(index, self.defaults[index], sizes, owners, {}, None)
+                pointers[index] = self._one(index, self.defaults[index], owners, found, {}, None)
         if None in pointers:
             missing = self.slots[pointers.index(None)].label
             raise ExecutionError(f"operand {missing} is missing", operand=missing)
-        if overrides:
-            self._override(overrides, sizes)
+        shapes = [(index, shape) for index, shape, _ in found] + self._overridden(overrides)
+        sizes = None if self._fixed else self._sizes(shapes)
+        bounds = self._seen[2] if sizes is None else self._bounds(sizes)
+        assert bounds is not None
+        self._check_layouts(bounds, shapes, found)
+        placed = bounds.check(pointers)
         if sizes is None:
-            return pointers, self._check_addresses(pointers, self._bounds), None, owners
-        bounds = self._bounds_of(self._extents_at(sizes))
-        merged = self._check_addresses(pointers, bounds)
-        if len(seen) == len(self.slots):
+            self._seen[0].update(seen)
+        elif len(seen) == len(self.slots):
             self._seen = (seen, sizes, bounds, {})
-        return pointers, merged, sizes, owners
+        return pointers, placed, owners
 
-    def _matches(self, value: Any, _index: int, dtype: Any, shape: Any, stride: Any) -> bool:
-        """Whether ``value`` is a tensor like the one that was accepted before."""
-        try:
-            return (
-                value.dtype is dtype
-                and value.shape == shape
-                and (value.is_contiguous() if stride is None else value.stride() == stride)
-                and (value.is_cpu if self._on_cpu else value.get_device() == self._device_index)
-            )
-        except (AttributeError, TypeError):
-            return False
-
-    def _unknown(self, key: object, value: object) -> None:
-        if key is None:
-            return  # the frontend ignores absent optional tensors, which its programs pass as None
-        why = self._ignored.get(key)
-        if why == "unused":
-            return
+    def _unknown(self, key: Any, value: object) -> None:
         uid = getattr(key, "uid", key)
-        why = why or self._ignored.get(uid)
+        why = self._ignored.get(key) or self._ignored.get(uid)
+        if key is None or why == "unused":
+            return  # as in the frontend, whose programs also pass absent optional tensors as None
         label = getattr(key, "name", None) or repr(uid)
-        if why == "unused":
-            return
         if why:
             raise ExecutionError(f"operand {label}: {why}", operand=str(label))
         names = [slot.operand.name for slot in self.slots if slot.operand.name]
-        hint = nearest(str(key), names) if isinstance(key, str) else ""
+        hint = nearest(key, names) if isinstance(key, str) else ""
         raise ExecutionError(f"the plan has no operand {label}{hint}", operand=str(label))
 
-    def _slow(
-        self, index: int, value: Any, sizes: dict[str, int] | None, owners: list[object], seen: _Seen, key: object
-    ) -> int:
-        """The address in ``value`` after every check, with the general means; a torch tensor leaves its layout in ``seen``."""
+    def _one(self, index: int, value: Any, owners: list[object], found: list[_Found], seen: _Seen, key: object) -> int:
+        """The address in ``value``, checked but for shape and strides, which go to ``found``; what keeps its memory goes to
+        ``owners``, and a torch tensor leaves its layout in ``seen``."""
         slot = self.slots[index]
         label = slot.label
-        if slot.by_value and isinstance(value, (bool, int, float)):
-            host = ctypes.create_string_buffer(encode_scalar(value, slot.dtype, label), 16)
-            owners.append(host)
-            return ctypes.addressof(host)
         if value is None:
             raise ExecutionError(f"operand {label} is missing: None was given", operand=label)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
+        number = as_number(value)
+        if number is not None and slot.number:
+            host = ctypes.create_string_buffer(encode_scalar(number, slot.dtype, label), 16)
+            owners.append(host)
+            return ctypes.addressof(host)
+        if type(number) is int:
+            return number
         try:
             view = describe(value, f"operand {label}")
-        except TypeError as error:
-            raise ExecutionError(str(error), operand=label) from None
+        except GraphError as error:
+            raise ExecutionError(str(error), operand=label) from error.__cause__
+        owners.append(view.owner)
         want_device = "cpu" if slot.by_value else self._device_type
         if view.device_type != want_device or (want_device == "cuda" and view.device_index != self._device_index):
             where = want_device if want_device == "cpu" else f"cuda:{self._device_index}"
@@ -243,123 +239,98 @@ class Layout:
             raise ExecutionError(f"operand {label} is on {have}, the plan needs {where}", operand=label)
         if view.readonly and slot.operand.role != "input":
             raise ExecutionError(f"operand {label} is an output in a read-only buffer", operand=label)
-        shape, stride = view.shape, view.stride
-        if view.dtype != slot.dtype:
-            if not same_storage(view.dtype, slot.dtype):
-                raise ExecutionError(f"operand {label} has data type {view.dtype}, needs {slot.dtype}", operand=label)
-            shape, stride = unpack(slot, view, shape, stride)
-        if slot.by_value:
+        shape, stride = in_elements(slot, view)
+        if slot.number:
             if view.elements != 1:
                 raise ExecutionError(f"operand {label} is passed by value, got {view.elements} elements", operand=label)
-        else:
-            want: Any = slot.stride
-            if sizes is not None:
-                match_sizes(slot.dim, shape, sizes, label)
-                want = tuple(evaluate(v, sizes) for v in want) if _known(want, sizes) else None
-            elif tuple(shape) != slot.shape:
-                raise ExecutionError(f"operand {label} has shape {tuple(shape)}, needs {slot.shape}", operand=label)
-            if (
-                want is not None
-                and stride != want
-                and any(a != b and size > 1 for a, b, size in zip(stride, want, shape, strict=True))
-                and 0 not in shape
-            ):
-                raise ExecutionError(f"operand {label} has strides {tuple(stride)}, needs {want}", operand=label)
+        elif not slot.ragged:
+            found.append((index, shape, stride))
         # A Parameter counts as a torch tensor; its module is torch.nn.parameter.
-        if not slot.by_value and view.dtype == slot.dtype and type(value).__module__.partition(".")[0] == "torch":
-            seen[key] = (index, value.dtype, view.shape, None if slot.packed else view.stride)
-        if hasattr(value, "__dlpack__") and not hasattr(value, "data_ptr"):
-            owners.append(value)
+        if want_device == self._device_type and type(value).__module__.partition(".")[0] == "torch":
+            raw = tuple(value.shape)
+            packed = slot.packed and raw == slot.shape and view.elements > 1
+            seen[key] = (index, value.dtype, raw, None if packed else tuple(value.stride()))
         return view.address
 
-    def _override(self, overrides: Mapping[int, Sequence[int]], sizes: dict[str, int] | None) -> None:
+    def _overridden(self, overrides: Any) -> list[tuple[int, tuple[int, ...]]]:
+        """(slot, shape) of ``override_shapes``."""
+        if not overrides:
+            return []
+        if not isinstance(overrides, Mapping):
+            raise ExecutionError(f"override_shapes maps uids to shapes, got {type(overrides).__name__}")
+        shapes = []
         for uid, shape in overrides.items():
             index = self._keys.get(uid)
             if index is None:
                 raise ExecutionError(f"override_shapes names no operand: {uid!r}", operand=str(uid))
             slot = self.slots[index]
-            if sizes is None:
-                if tuple(shape) != slot.shape:
-                    raise ExecutionError(
-                        f"operand {slot.label}: shape {tuple(shape)} overrides fixed sizes {slot.shape};"
-                        " declare a Dim where sizes vary",
-                        operand=slot.label,
-                    )
-            else:
-                match_sizes(slot.dim, tuple(shape), sizes, slot.label)
+            try:
+                sizes = tuple(as_int(size, "a size") for size in as_list(shape, "a shape"))
+            except GraphError as error:
+                raise ExecutionError(f"operand {slot.label}: override_shapes: {error}", operand=slot.label) from None
+            if slot.shape is not None and sizes != slot.shape:
+                raise ExecutionError(
+                    f"operand {slot.label}: shape {sizes} overrides fixed sizes {slot.shape};"
+                    " declare a Dim where sizes vary",
+                    operand=slot.label,
+                )
+            shapes.append((index, sizes))
+        return shapes
 
-    def _extents_at(self, sizes: Mapping[str, int]) -> list[int]:
-        """The bytes of every operand at ``sizes``; ExecutionError for a size that no operand told."""
+    def _sizes(self, shapes: Iterable[tuple[int, tuple[int, ...]]]) -> dict[str, int]:
+        """The runtime sizes that the shapes tell."""
+        sizes: dict[str, int] = {}
+        for index, shape in shapes:
+            match_sizes(self.slots[index].dim, shape, sizes, self.slots[index].label)
         for dim in self.dims:
             if dim not in sizes:
                 raise ExecutionError(
                     f"the size of {dim} is unknown: pass a tensor that has it, or override_shapes", operand=dim
                 )
-        return [
-            extent_bytes(s.dtype, [evaluate(v, sizes) for v in s.dim], [evaluate(v, sizes) for v in s.stride])
-            for s in self.slots
-        ]
+        return sizes
 
-    def _check_addresses(self, pointers: list[int], bounds: _Bounds) -> int:
-        """The addresses or-ed, after null, alignment and overlap have been ruled out."""
-        extents, overlaps = bounds
-        merged = 0
-        for pointer in pointers:
-            merged |= pointer
-        if merged & (_POINTER_ALIGN - 1) or 0 in pointers or merged < 0:
-            for slot, pointer, extent in zip(self.slots, pointers, extents, strict=True):
-                if pointer % slot.align:
-                    raise ExecutionError(
-                        f"operand {slot.label} is at {pointer:#x}, not aligned to {slot.align} bytes",
-                        operand=slot.label,
-                    )
-                if pointer <= 0 and extent:
-                    raise ExecutionError(f"operand {slot.label} has a null address", operand=slot.label)
-        for out, extent, others in overlaps:
-            low = pointers[out]
-            high = low + extent
-            for other, size in others:
-                pointer = pointers[other]
-                if pointer < high and low < pointer + size and pointer - low != self._aliases.get((out, other)):
-                    label, place = self.slots[out].label, self._aliases.get((out, other))
-                    raise ExecutionError(
-                        f"operand {label} overlaps operand {self.slots[other].label}"
-                        + ("" if place is None else f", which may only lie {place} bytes after its start"),
-                        operand=label,
-                    )
-        return merged
+    def _check_layouts(
+        self, bounds: Bounds, shapes: Iterable[tuple[int, tuple[int, ...]]], found: Iterable[_Found]
+    ) -> None:
+        """Every shape and stride against the declared ones, now that all sizes are known."""
+        for index, shape in shapes:
+            if shape != bounds.dims[index]:
+                label = self.slots[index].label
+                raise ExecutionError(f"operand {label} has shape {shape}, needs {bounds.dims[index]}", operand=label)
+        for index, shape, stride in found:
+            want = bounds.strides[index]
+            differ = (a != b and size > 1 for a, b, size in zip(stride, want, shape, strict=True))
+            if stride != want and 0 not in shape and any(differ):
+                label = self.slots[index].label
+                raise ExecutionError(f"operand {label} has strides {stride}, needs {want}", operand=label)
 
-    def _bounds_of(self, extents: Sequence[int]) -> _Bounds:
-        return tuple(extents), tuple(
-            (
-                out,
-                extents[out],
-                tuple(
-                    (other, extents[other])
-                    for other, slot in enumerate(self.slots)
-                    if other != out and not slot.by_value and not (other in self._outputs and other < out)
-                ),
-            )
-            for out in self._outputs
-        )
+    def _bounds(self, sizes: dict[str, int] | None) -> Bounds:
+        return Bounds(self.slots, self._aliases, sizes, self._device_type)
 
     # --- packs
-    def operands_at(self, pointers: Sequence[int], sizes: dict[str, int] | None) -> tuple[Operand, ...]:
+    def operands_at(self, pointers: Sequence[int], placed: Placed) -> tuple[Operand, ...]:
         """The operands with actual sizes and the alignment of their addresses."""
-        result = []
-        for slot, pointer in zip(self.slots, pointers, strict=True):
-            alignment = (pointer & -pointer) or 256
-            dim = slot.dim if sizes is None else tuple(evaluate(v, sizes) for v in slot.dim)
-            stride = slot.stride if sizes is None else tuple(evaluate(v, sizes) for v in slot.stride)
-            result.append(slot.operand._replace(dim=dim, stride=stride, alignment=min(256, alignment)))
-        return tuple(result)
+        return tuple(
+            slot.operand._replace(dim=dim, stride=stride, alignment=min(256, (pointer & -pointer) or 256))
+            for slot, pointer, dim, stride in zip(
+                self.slots, pointers, placed.bounds.dims, placed.bounds.strides, strict=True
+            )
+        )
 
-    def pack(self, values: Mapping[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None) -> VariantPack:
+    def pack(self, values: dict[Any, Any], overrides: Mapping[int, Sequence[int]] | None = None) -> VariantPack:
         """A reusable checked pack that keeps its buffers alive."""
-        pointers, _, sizes, owners = self.read(values, overrides)
-        keep = (*owners, *values.values(), *self.defaults.values())
-        return VariantPack(self.operands_at(pointers, sizes), tuple(pointers), keep)
+        pointers, placed, owners = self.read(values, overrides)
+        made = VariantPack(
+            self.operands_at(pointers, placed), tuple(pointers), (*owners, *values.values(), *self.defaults.values())
+        )
+        made.placed = placed
+        return made
 
 
-def _known(values: Sequence[Any], sizes: dict[str, int]) -> bool:
-    return all(dim.name in sizes for dim in dims_of(values))
+def _is_lazy(value: Any) -> bool:
+    """Whether a torch tensor's memory holds the negative of its value. Asked once per address where the strides are packed:
+    such views have gaps, or one element, unless they are made with torch's private functions."""
+    try:
+        return bool(value.is_neg())
+    except (AttributeError, RuntimeError, TypeError):
+        return False

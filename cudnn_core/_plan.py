@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ._arguments import as_number
+from ._bounds import HIGHEST, Placed, lowest_address
 from ._buffers import describe
 from ._driver import driver
 from ._engine import CompiledPlan, ExecutionContext, Operand, Runner, VariantPack
-from ._errors import BuildError, ExecutionError, HandleError
+from ._errors import ExecutionError, GraphError, HandleError
+from ._hooks import describe as describe_error
+from ._hooks import short_repr
 from ._pack import Layout
 from ._slot import extent_bytes
 
@@ -39,6 +43,7 @@ class Plan:
     operands        what ``execute`` needs, in canonical order
     workspace_size  bytes to pass as workspace; the maximum over all sizes. On a GPU it must be aligned to 256, which every
                     device allocation is; on the CPU, where none is, the size has room for alignment
+    engine_workspace_size  the bytes of it that the engine uses: what every workspace limit is compared with
     artifacts       the compiled kernels of engines that have some
     """
 
@@ -49,12 +54,14 @@ class Plan:
         "_guarded",
         "_handle",
         "_layout",
+        "_lowest",
         "_runners",
         "_slack",
         "_token",
         "config",
         "decision",
         "device",
+        "engine_workspace_size",
         "graph",
         "workspace_size",
     )
@@ -77,12 +84,14 @@ class Plan:
         self.device = device
         # An engine gets an aligned workspace on every device; host allocators don't align, so the core does it there.
         self._slack = WORKSPACE_ALIGN - 1 if device.type == "cpu" and compiled.workspace_size else 0
+        self.engine_workspace_size = compiled.workspace_size
         self.workspace_size = compiled.workspace_size + self._slack
         self._compiled = compiled
         self._handle = handle
         self._layout = Layout(graph, device, defaults or {}, aliases or {}, ignored or {})
         self._bind: Callable[[tuple[Operand, ...]], Runner] | None = getattr(compiled, "bind", None)
         self._runners: dict[Any, Runner] = {}
+        self._lowest = lowest_address(device.type)
         self._token = object()
         self._guarded = device.type == "cuda"
         self._accepted: Handle | None = None
@@ -129,18 +138,15 @@ class Plan:
         if type(operands) is VariantPack:
             if operands.signature is not self._token:
                 raise ExecutionError("the pack was made for another plan")
-            runner: Runner = operands.runner
+            runner: Runner | None = operands.runner
             pointers: Sequence[int] = operands.pointers
+            placed: Placed | None = None
         else:
-            try:
-                pointers, merged, sizes, _keep = self._layout.read(operands, override_shapes)  # type: ignore[arg-type]
-            except (AttributeError, TypeError):
-                _require_mapping(operands)
-                raise
-            # One runner serves all addresses of one alignment class, so that a plan binds once and not per call.
-            align = 16 if not merged & 15 else merged & -merged
-            key = align if sizes is None else (align, *sizes.items())
-            runner = self._runners.get(key) or self._new_runner(key, align, pointers, sizes)
+            values = operands if type(operands) is dict else _as_dict(operands)
+            pointers, placed, _keep = self._layout.read(values, override_shapes)
+            runner = placed.runner
+        if runner is None:
+            runner = self._bound(placed, pointers)  # type: ignore[arg-type]  # a pack has its runner
         if handle is None:
             handle = self._handle
         if handle is None:
@@ -149,7 +155,14 @@ class Plan:
             if handle is not self._accepted:
                 self._accept(handle)
             stream = handle.stream  # raises HandleError once the handle is destroyed
-        address = self._workspace(workspace) if self.workspace_size else 0
+        address = 0
+        if self.workspace_size:
+            address = self._workspace(workspace)
+            if placed is None:
+                placed = operands.placed  # type: ignore[union-attr]
+            if address != placed.workspace:
+                placed.bounds.check_workspace(pointers, address, self.engine_workspace_size)
+                placed.workspace = address
         if self._guarded:
             self._guard()
         runner(pointers, address, stream)
@@ -170,18 +183,23 @@ class Plan:
         self, operands: Mapping[Any, Any], override_shapes: Mapping[int, Sequence[int]] | None = None
     ) -> VariantPack:
         """A reusable pack of checked operands; it keeps its buffers alive."""
-        _require_mapping(operands)
-        made = self._layout.pack(operands, override_shapes)
+        made = self._layout.pack(_as_dict(operands), override_shapes)
         made.signature = self._token
         made.runner = self._runner(made.operands)
         return made
 
-    def _new_runner(self, key: Any, align: int, pointers: Sequence[int], sizes: dict[str, int] | None) -> Runner:
-        layout = tuple(operand._replace(alignment=align) for operand in self._layout.operands_at(pointers, sizes))
-        runner = self._runner(layout)
-        if len(self._runners) >= 256:  # runtime sizes: bounded, any entry can be made again
-            self._runners.clear()
-        self._runners[key] = runner
+    def _bound(self, placed: Placed, pointers: Sequence[int]) -> Runner:
+        """One runner serves all addresses of one alignment class, so that a plan binds once and not per call."""
+        sizes = placed.bounds.sizes
+        key = placed.align if sizes is None else (placed.align, *sizes.items())
+        runner = self._runners.get(key)
+        if runner is None:
+            layout = self._layout.operands_at(pointers, placed)
+            runner = self._runner(tuple(operand._replace(alignment=placed.align) for operand in layout))
+            if len(self._runners) >= 256:  # runtime sizes: bounded, any entry can be made again
+                self._runners.clear()
+            self._runners[key] = runner
+        placed.runner = runner
         return runner
 
     def _runner(self, layout: tuple[Operand, ...]) -> Runner:
@@ -191,9 +209,14 @@ class Plan:
                 " save it and load it on such a device"
             )
         if self._bind is not None:
-            runner = self._bind(layout)
+            try:
+                runner = self._bind(layout)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit and the like are a plugin's failure too
+                raise ExecutionError(f"engine {self.engine} could not bind its plan: {describe_error(error)}") from error
             if not callable(runner):
-                raise ExecutionError(f"engine {self.engine} bound no callable but {runner!r}")
+                raise ExecutionError(f"engine {self.engine} bound no callable but {short_repr(runner)}")
             return runner
         compiled, device, handle = self._compiled, self.device, self._handle
 
@@ -214,40 +237,48 @@ class Plan:
         self._accepted = handle
 
     def _workspace(self, workspace: Any) -> int:
-        need = self.workspace_size
-        if isinstance(workspace, int):
+        """The aligned address of a workspace, after every check but that it overlaps no operand."""
+        if type(workspace) is int:
             address = workspace
         else:
             try:  # a torch tensor; whatever is irregular is described, and refused, in general terms
                 address = workspace.data_ptr()
                 if (
-                    workspace.nbytes < need
+                    workspace.nbytes < self.workspace_size
                     or not workspace.is_contiguous()
                     or not (workspace.is_cpu if not self._guarded else workspace.get_device() == self.device.ordinal)
                 ):
                     address = self._described_workspace(workspace)
-            except (AttributeError, TypeError):
+            except (AttributeError, RuntimeError, TypeError):
                 address = self._described_workspace(workspace)
-        if self._slack and address > 0:
+        if not self._lowest <= address < HIGHEST:
+            raise ExecutionError(f"the workspace can't lie at {address:#x}", operand="workspace")
+        if self._slack:
             return (address + self._slack) & -WORKSPACE_ALIGN
-        if address <= 0 or address % WORKSPACE_ALIGN:
+        if address % WORKSPACE_ALIGN:
             raise ExecutionError(
                 f"the workspace at {address:#x} is not aligned to {WORKSPACE_ALIGN}", operand="workspace"
             )
         return address
 
     def _described_workspace(self, workspace: Any) -> int:
-        """The address of any buffer that is large enough and on the plan's device."""
+        """The address of any buffer that is large enough, in one piece, writable and on the plan's device."""
         need = self.workspace_size
         if workspace is None:
             raise ExecutionError(f"the plan needs a workspace of {need} bytes", operand="workspace")
+        number = as_number(workspace)
+        if type(number) is int:
+            return number
         try:
             view = describe(workspace, "workspace")
-        except TypeError as error:
-            raise ExecutionError(str(error), operand="workspace") from None
+        except GraphError as error:
+            raise ExecutionError(str(error), operand="workspace") from error.__cause__
         if view.device_type != self.device.type or (self._guarded and view.device_index != self.device.ordinal):
             where = view.device_type if view.device_type == "cpu" else f"{view.device_type}:{view.device_index}"
             raise ExecutionError(f"the workspace is on {where}, the plan on {_place(self.device)}", operand="workspace")
+        if view.readonly or not view.is_contiguous:
+            what = "read-only" if view.readonly else "not contiguous"
+            raise ExecutionError(f"the workspace is {what}", operand="workspace")
         size = extent_bytes(view.dtype, view.shape, view.stride)
         if size < need:
             raise ExecutionError(f"the workspace has {size} bytes, the plan needs {need}", operand="workspace")
@@ -296,18 +327,11 @@ def pack(
     return plan.pack(operands, override_shapes)
 
 
-def _require_mapping(operands: Any) -> None:
+def _as_dict(operands: Any) -> dict[Any, Any]:
+    """The items of any mapping; what it makes on the way stays alive with the result."""
     if not isinstance(operands, Mapping):
         raise ExecutionError(f"operands must be a mapping or a pack, got {type(operands).__name__}")
-
-
-def check_compiled(compiled: Any, engine: str) -> None:
-    """BuildError unless ``compiled`` is a plan as the protocol has it."""
-    size = getattr(compiled, "workspace_size", None)
-    if not callable(getattr(compiled, "execute", None)):
-        raise BuildError(f"engine {engine} returned {compiled!r}, which is no plan: it has no execute")
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise BuildError(f"engine {engine} returned a plan with workspace_size {size!r}")
+    return dict(operands)
 
 
 def _place(device: DeviceInfo) -> str:

@@ -17,9 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._canonical import FormatError, dumps, loads, plain
-from ._engine import ExecutionContext, PlanConfig
-from ._errors import BuildError, CudnnCoreError
+from ._canonical import COUNT, LIST, OBJECT, STR, TEXT, FormatError, dumps, loads, one_of, optional, plain, take
+from ._decision import HEX, Decision
+from ._engine import PlanConfig
+from ._errors import BuildError, CudnnCoreError, GraphTypeError, HandleError
+from ._hooks import describe
+from ._ranking import member_id
 
 if TYPE_CHECKING:
     from ._device import DeviceInfo
@@ -33,22 +36,23 @@ __all__ = ["load", "load_bytes", "save", "to_bytes"]
 
 _MAGIC = b"cudnn_core plan\0"
 _HEADER_LIMIT = 64 << 20
-_FIELDS: dict[str, Any] = {
-    "schema": int,
-    "core": str,
-    "graph": dict,
-    "graph_key": str,
-    "engine": str,
-    "knobs": dict,
-    "variant": str,
-    "dist": str,
-    "version": str,
-    "device": dict,
-    "workspace_size": int,
-    "decision": dict,
-    "engine_header": (dict, type(None)),
-    "payloads": list,
+_FIELDS = {
+    "schema": one_of(1),
+    "core": STR,
+    "graph": OBJECT,
+    "graph_key": HEX,
+    "engine": TEXT,
+    "knobs": OBJECT,
+    "variant": STR,
+    "dist": STR,
+    "version": STR,
+    "device": OBJECT,
+    "workspace_size": COUNT,
+    "decision": OBJECT,
+    "engine_header": optional(OBJECT),
+    "payloads": LIST,
 }
+_PAYLOAD = {"name": STR, "size": COUNT, "sha256": HEX}
 
 
 def to_bytes(plan: Plan, *, payloads: bool = True) -> bytes:
@@ -64,8 +68,10 @@ def to_bytes(plan: Plan, *, payloads: bool = True) -> bytes:
             engine_header, parts = serialize()
             parts = {str(name): bytes(data) for name, data in dict(parts).items()}
             engine_header = plain(dict(engine_header))
-        except Exception as error:
-            raise BuildError(f"engine {plan.engine} could not serialize its plan: {error!r}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit and the like are a plugin's failure too
+            raise BuildError(f"engine {plan.engine} could not serialize its plan: {describe(error)}") from error
     row = plan.decision.winner
     header = {
         "schema": 1,
@@ -92,7 +98,7 @@ def to_bytes(plan: Plan, *, payloads: bool = True) -> bytes:
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write atomically: a reader sees the old file or the whole new one."""
-    target = Path(path)
+    target = _path(path)
     data = to_bytes(plan)
     try:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -105,19 +111,27 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
         raise BuildError(f"the plan can't be written to {target}: {error}") from None
 
 
-def load(path: str | os.PathLike[str], handle: Handle | None, *, trust: bool) -> Plan:
+def _path(path: Any) -> Path:
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
+        return Path(path)
+    except TypeError:
+        raise GraphTypeError(f"a plan file is named by a path, got {path!r}") from None
+
+
+def load(path: str | os.PathLike[str], handle: Handle | None, *, trust: bool) -> Plan:
+    source = _path(path)
+    try:
+        data = source.read_bytes()
+    except (OSError, ValueError) as error:
         raise BuildError(f"the plan {path} can't be read: {error}") from None
     try:
         return load_bytes(data, handle, trust=trust)[0]
     except BuildError as error:
-        raise BuildError(f"{path}: {error}") from error.__cause__
+        raise BuildError(f"{path}: {error}", decline=error.decline) from error.__cause__
 
 
 def load_bytes(
@@ -125,7 +139,7 @@ def load_bytes(
 ) -> tuple[Plan, Graph]:
     """(plan, its graph) from ``to_bytes``; BuildError says what is wrong with the data or with this machine."""
     header, parts = _parse(data)
-    from ._decision import Decision
+    from ._building import finish
     from ._graph._graph import Graph
     from ._graph._json import from_dict
 
@@ -134,33 +148,52 @@ def load_bytes(
         decision = Decision.from_json(dumps(header["decision"]))
         device = _device(header["device"], handle)
         frozen = graph.freeze(device.type)
-    except BuildError:
+    except (BuildError, HandleError):
         raise
     except CudnnCoreError as error:
         raise BuildError(f"not a usable plan: {error}") from error
     if frozen.key != header["graph_key"]:
         raise BuildError("the plan's graph does not have the key that the header states")
-    compiled, config = _compiled(header, parts, frozen, device, handle, trust, enforce_precompiled)
-    from ._planner import finish
-
-    plan = finish(frozen, compiled, config, decision, device, handle, {}, list(graph.tensors))
+    compiled, config = _compiled(header, parts, decision, frozen, device, handle, trust, enforce_precompiled)
+    plan = finish(frozen, compiled, config, decision, device, handle, graph._bindings, list(graph.tensors))
+    if plan.workspace_size > header["workspace_size"]:
+        raise BuildError(
+            f"engine {plan.engine} needs a workspace of {plan.workspace_size} bytes here, the plan states"
+            f" {header['workspace_size']}"
+        )
     return plan, graph
+
+
+def _check_decision(decision: Decision, header: Mapping[str, Any]) -> None:
+    """The decision must be the one that chose this engine for this graph."""
+    row = decision.winner
+    config = row.config if row is not None else None
+    stated = PlanConfig(header["engine"], header["knobs"], header["variant"])
+    for what, have, want in (
+        ("graph", decision.graph_key, header["graph_key"]),
+        ("engine", decision.selected, member_id(stated)),
+        ("config", config and plain(config), plain(stated)),
+    ):
+        if have != want:
+            raise BuildError(f"the plan's decision is of another {what}: {have}, not {want}")
 
 
 def _compiled(
     header: Mapping[str, Any],
     parts: dict[str, bytes],
+    decision: Decision,
     frozen: FrozenGraph,
     device: DeviceInfo,
     handle: Handle | None,
     trust: bool,
     enforce_precompiled: bool,
 ) -> tuple[CompiledPlan, PlanConfig]:
+    from ._building import build_config, compiled_by
     from ._candidates import Filters, Request, examine
     from ._config import current as current_config
-    from ._plan import check_compiled
-    from ._planner import build_config
+    from ._guard import report
     from ._ranking import Candidate
+    from ._records import EngineBroken
     from ._registry import current as current_registry
 
     registry = current_registry()
@@ -178,6 +211,7 @@ def _compiled(
         raise BuildError(f"the plan needs engine {name}{hint} ({error})") from error
     if dict(config.knobs) != header["knobs"]:
         raise BuildError(f"engine {name} has other knobs than the plan: {dict(config.knobs)}, not {header['knobs']}")
+    _check_decision(decision, header)
     request = Request(frozen, device, handle, frozen.hint_sizes(), Filters(), True, registry, current_config(), ())
     found = examine(request, entry)
     if not isinstance(found, Candidate):
@@ -185,11 +219,16 @@ def _compiled(
     load_plan = getattr(entry.instance(), "load_plan", None)
     if header["engine_header"] is not None and trust and load_plan is not None:
         try:
-            compiled = load_plan(header["engine_header"], parts, frozen, ExecutionContext(handle, device))
-        except Exception as error:
-            raise BuildError(f"engine {name} could not load its payloads: {error}") from error
-        check_compiled(compiled, name)
-        return compiled, config
+            loaded = compiled_by(
+                request,
+                entry,
+                "load_plan",
+                lambda: load_plan(header["engine_header"], parts, frozen, request.building),
+            )
+        except EngineBroken as broken:
+            report(request, entry, broken)
+            raise BuildError(f"engine {name} could not load its payloads: {broken.decline}") from broken
+        return loaded, config
     if enforce_precompiled:
         why = "trust=True is needed for native payloads" if parts and load_plan else "the plan has no compiled payloads"
         raise BuildError(f"enforce_precompiled: {why}")
@@ -227,12 +266,19 @@ def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         header = loads(text)
     except FormatError as error:
         raise BuildError(f"the plan's header can't be read: {error}") from None
-    _check_header(header)
+    if not isinstance(header, dict) or header.get("schema") != 1:
+        raise BuildError("the plan has an unknown schema")
+    try:
+        take(header, _FIELDS, "header")
+        for index, row in enumerate(header["payloads"]):
+            take(row, _PAYLOAD, f"header.payloads[{index}]")
+    except FormatError as error:
+        raise BuildError(f"the plan is malformed: {error}") from None
     parts: dict[str, bytes] = {}
     offset = start + length
     for row in header["payloads"]:
-        if not isinstance(row, dict) or row.keys() != {"name", "size", "sha256"} or not isinstance(row["size"], int):
-            raise BuildError("the plan's payload table is malformed")
+        if row["name"] in parts:
+            raise BuildError(f"the plan has two payloads {row['name']!r}")
         part = data[offset : offset + row["size"]]
         offset += row["size"]
         if len(part) != row["size"]:
@@ -243,14 +289,3 @@ def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     if offset != len(data):
         raise BuildError(f"the plan has {len(data) - offset} bytes after its last payload")
     return header, parts
-
-
-def _check_header(header: Any) -> None:
-    if not isinstance(header, dict) or header.get("schema") != 1:
-        raise BuildError("the plan has an unknown schema")
-    for name, kind in _FIELDS.items():
-        if not isinstance(header.get(name, ...), kind):
-            raise BuildError(f"the plan's header lacks a proper {name!r}")
-    unknown = header.keys() - _FIELDS.keys()
-    if unknown:
-        raise BuildError(f"the plan's header has an unknown field {min(unknown)!r}")

@@ -1,78 +1,67 @@
 """Planning: candidates -> ranking -> Decision -> a built plan.
 
-``survey`` asks and ranks, and builds nothing; ``build_best`` builds the winner and falls through to the next on a failure,
-which the Decision records. One lock per graph key, so that two threads never compile the same plan twice; graphs with one key
-share their compiled plans. Imported by the graph, the plan file and the command line.
+``survey`` asks and ranks, and builds nothing. ``build_in_order`` builds the first plan of a list that builds; what fails on the
+way is recorded in the Decision. Imported by the graph, the plan file and the command line.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import warnings
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakValueDictionary
 
-from ._candidates import (
-    Filters,
-    Request,
-    collect,
-    examine,
-    failed,
-    is_strict,
-    matching_rules,
-    notes_of,
-    pin_rule,
-    quarantine,
-)
-from ._context import build_device
+from ._arguments import as_int, as_mapping
+from ._building import build_config, finish
+from ._candidates import Filters, Request, collect, is_strict, matching_rules, notes_of, pin_rule, variant_declines
 from ._decision import Decision, EngineDecision, nearest_decline, nearest_miss
 from ._declines import Decline
-from ._dtypes import nbytes
-from ._engine import CompiledPlan, ExecutionContext, PlanConfig
-from ._errors import BuildError, ExecutionError, NoEngineError
+from ._engine import PlanConfig
+from ._errors import BuildError, ExecutionError, GraphError, NoEngineError
 from ._ops._table import lookup
-from ._plan import Plan, check_compiled
-from ._ranking import Candidate, Ranked, rank
+from ._ranking import Candidate, Ranked, member_id, rank
 
 if TYPE_CHECKING:
     from ._config import Config
     from ._device import DeviceInfo
-    from ._graph._frozen import FrozenGraph, FrozenTensor
+    from ._graph._frozen import FrozenGraph
     from ._graph._tensor import Tensor
     from ._handle import Handle
+    from ._plan import Plan
     from ._registry import EngineEntry, Registry
 
-__all__ = ["Entry", "Filters", "Survey", "build_best", "build_config", "build_entry", "plan_aliases", "survey"]
+__all__ = ["Entry", "Filters", "Survey", "build_entry", "build_in_order", "survey"]
 
 _log = logging.getLogger("cudnn_core")
-_SHARED_LIMIT = 256
 _NO_FILTERS = Filters()
+# Values of the configuration that change where messages and files go, and no decision.
+_NOT_DECIDING = ("log", "cache_dir")
 
 
 class Entry(NamedTuple):
-    """One plan that may be built: an engine with one knob setting."""
+    """One plan that may be built: an engine with one knob setting. ``workspace`` is the plan's own once it is built."""
 
     engine: EngineEntry | None
     config: PlanConfig
     notes: frozenset[str]
     workspace: int | None
-    us: float | None
-    basis: str | None
     id: str
     short_id: str
 
 
 class Survey:
-    """What planning found out: the ranked entries and one row for every engine. Building adds failures to it."""
+    """What planning found out: the ranked entries and one row for every engine. Building adds failures to it.
+
+    filters   what the caller excludes, now: it may change after the survey
+    failures  engine id -> why plans of it did not build
+    """
 
     def __init__(self, request: Request | None, ranked: list[Ranked], rows: list[EngineDecision]) -> None:
         self.request = request
         self.ranked = ranked
         self.rows = rows
-        self.failures: dict[str, Decline] = {}
+        self.filters = request.filters if request is not None else _NO_FILTERS
+        self.failures: dict[str, list[Decline]] = {}
         self.selected = ranked[0].candidate.config if ranked else None
         self.entries: list[Entry] = [entry for item in ranked for entry in _entries(item)]
         self._loaded: Plan | None = None
@@ -83,16 +72,17 @@ class Survey:
         made = cls(None, [], [])
         made._loaded = plan
         engine = plan.engine
-        made.entries = [
-            Entry(None, plan.config, frozenset(), plan.workspace_size, None, None, engine, engine.partition("@")[0])
-        ]
+        made.entries = [Entry(None, plan.config, frozenset(), plan.workspace_size, engine, engine.partition("@")[0])]
         return made
 
     def name(self, index: int) -> str:
         config = self.entries[index].config
         knobs = ", ".join(f"{key}={value}" for key, value in sorted(config.knobs.items()))
-        engine = f"{config.engine}/{config.variant}" if config.variant else config.engine
-        return f"{engine}[{knobs}]" if knobs else engine
+        return f"{member_id(config)}[{knobs}]" if knobs else member_id(config)
+
+    def allowed(self) -> list[int]:
+        """The entries that ``filters`` leave, best first."""
+        return [index for index, entry in enumerate(self.entries) if not self._declines(entry)]
 
     def require_engine(self) -> None:
         """NoEngineError if nothing can run the graph, or a strict pin can't be honoured."""
@@ -100,30 +90,35 @@ class Survey:
             decision = self.decision()
             raise NoEngineError(nearest_miss(decision), decision)
 
-    def append(self, engine_id: str, knobs: Mapping[str, Any] | None) -> int:
-        """Add a pinned engine and knobs as a further entry, after checking that it can run the graph."""
-        assert self.request is not None, "a loaded plan is not re-planned"
-        name, _, variant = engine_id.partition("/")
-        engine = self.request.registry.get(name)
-        assert engine.spec is not None
-        found = examine(self.request, engine)
-        if not isinstance(found, Candidate):
-            decision = self.decision()
-            raise NoEngineError(f"{engine_id} can't run the graph: " + "; ".join(map(str, found.reasons)), decision)
-        declines = engine.spec.knob_declines(knobs or {})
-        if declines:
-            raise NoEngineError(f"{engine_id}: " + "; ".join(map(str, declines)), self.decision())
+    def pin(self, engine_id: str, knobs: Mapping[str, Any] | None) -> int:
+        """The index of the entry of ``plugin:engine[@revision][/variant]`` with ``knobs``, added if it is not in the list.
+
+        Raises EngineLookupError for a name that is none, NoEngineError for an engine that can't run the graph or does not
+        admit the variant or the knobs here.
+        """
+        request = self.request
+        if request is None:
+            raise GraphError("the graph was loaded with its plan: another one can't be added")
+        engine = request.registry.get(engine_id)
+        spec = engine.spec
+        assert spec is not None
+        found = next((item.candidate for item in self.ranked if item.candidate.entry.id == engine.id), None)
+        if found is None:
+            reasons = next((row.reasons for row in self.rows if row.id == engine.id), engine.reasons)
+        else:
+            variant = engine_id.partition("/")[2]
+            barred = variant_declines(request, spec, variant) if variant else []
+            reasons = (*barred, *spec.knob_declines(knobs or {}))
+        if found is None or reasons:
+            text = "; ".join(map(str, reasons))
+            raise NoEngineError(f"{engine_id} can't run the graph like this: {text}", self.decision())
         base = dict(found.config.knobs) if knobs is None else {}
-        config = PlanConfig(
-            engine.spec.id, engine.spec.complete_knobs({**base, **(knobs or {})}), variant or found.config.variant
-        )
+        complete = spec.complete_knobs({**base, **(knobs or {})})
+        config = PlanConfig(spec.id, complete, variant or found.config.variant)
         for index, entry in enumerate(self.entries):
             if entry.config == config:
                 return index
-        notes = notes_of(engine.spec, found.support)
-        self.entries.append(
-            Entry(engine, config, notes, found.support.workspace, None, None, engine.id, engine.spec.short_id)
-        )
+        self.entries.append(_entry(found, config))
         return len(self.entries) - 1
 
     def decision(self) -> Decision:
@@ -134,40 +129,50 @@ class Survey:
         assert request is not None
         rows = list(self.rows)
         chosen = self.selected
-        winner = next(
-            (r for r in self.ranked if chosen is not None and r.candidate.config.engine == chosen.engine), None
+        won = next(
+            (i for i, r in enumerate(self.ranked) if chosen is not None and r.candidate.config.engine == chosen.engine),
+            None,
         )
-        for place, item in enumerate(self.ranked, start=1):
-            rows.append(self._row(place, item, winner, chosen))
-        config = [(value.key, value.value, value.origin) for value in request.config.values]
+        rows += [self._row(place, won) for place in range(len(self.ranked))]
+        config = [(v.key, v.value, v.origin) for v in request.config.values if v.key not in _NOT_DECIDING]
         config += [(f"hint.{name}", size, "hint") for name, size in request.sizes.items()]
         return Decision(
             request.graph.key, request.device.to_dict(), rows, config, summary=summary(request.graph, request.sizes)
         )
 
-    def _row(self, place: int, item: Ranked, winner: Ranked | None, chosen: PlanConfig | None) -> EngineDecision:
-        entry = item.candidate.entry
-        config = item.candidate.config
-        base = EngineDecision(
-            item.id,
-            entry.dist,
-            entry.version,
-            "eligible",
-            place,
-            item.us,
-            item.basis,
-            config,
-            item.candidate.support.workspace,
+    def _row(self, place: int, won: int | None) -> EngineDecision:
+        """The row of the engine that was ranked at ``place``; the one at ``won`` is selected."""
+        item = self.ranked[place]
+        entry, support, config = item.candidate.entry, item.candidate.support, item.candidate.config
+        failures = tuple(self.failures.get(entry.id, ()))
+        row = EngineDecision(
+            item.id, entry.dist, entry.version, "eligible", place + 1, item.us, item.basis, config, support.workspace
         )
-        if item is winner:
+        if place == won:
+            chosen = self.selected
             assert chosen is not None
-            return base._replace(state="selected", config=chosen)
-        failure = self.failures.get(entry.id)
-        if failure is not None:
-            return base._replace(state="build_failed", reasons=(failure,))
-        if winner is None:
-            return base._replace(state="build_failed", reasons=(Decline("build.failed", entry.id),))
-        return base._replace(state="outranked", reasons=(_slower(item, winner),))
+            if chosen != config:  # another config of the engine, for which there is no time
+                row = row._replace(id=member_id(chosen), config=chosen, us=None, basis=None)
+            return row._replace(state="selected", reasons=failures)
+        if failures:
+            return row._replace(state="build_failed", reasons=failures)
+        barred = self._declines(_entry(item.candidate, config))
+        if barred:
+            by_name = any(reason.code == "config.disabled" for reason in barred)
+            return row._replace(state="disabled" if by_name else "declined", reasons=tuple(barred))
+        if won is None:
+            return row._replace(state="build_failed", reasons=(Decline("build.failed", entry.id),))
+        winner = self.ranked[won]
+        if place < won:
+            reason = Decline(
+                "config.pinned_elsewhere", entry.short_id, expected=winner.id, hint="the call names the plan"
+            )
+        else:
+            reason = _slower(item, winner)
+        return row._replace(state="outranked", reasons=(reason,))
+
+    def _declines(self, entry: Entry) -> list[Decline]:
+        return [*self.filters.excludes(entry), *self.filters.declines(entry.notes, entry.workspace)]
 
 
 def _slower(item: Ranked, winner: Ranked) -> Decline:
@@ -186,21 +191,15 @@ def _slower(item: Ranked, winner: Ranked) -> Decline:
     return Decline("rank.slower", "id", expected=winner.id, actual=item.id, hint="equal in every other term")
 
 
+def _entry(candidate: Candidate, config: PlanConfig) -> Entry:
+    engine, support = candidate.entry, candidate.support
+    return Entry(engine, config, notes_of(engine.spec, support), support.workspace, engine.id, engine.spec.short_id)
+
+
 def _entries(item: Ranked) -> Iterable[Entry]:
     candidate = item.candidate
-    spec = candidate.entry.spec
-    configs = [candidate.config, *(config for config in candidate.configs if config != candidate.config)]
-    for config in configs:
-        yield Entry(
-            candidate.entry,
-            config,
-            notes_of(spec, candidate.support),
-            candidate.support.workspace,
-            item.us if config == candidate.config else None,
-            item.basis,
-            candidate.entry.id,
-            spec.short_id,
-        )
+    for config in (candidate.config, *(config for config in candidate.configs if config != candidate.config)):
+        yield _entry(candidate, config)
 
 
 def survey(
@@ -236,13 +235,15 @@ def survey(
 
 
 def _sizes(graph: FrozenGraph, hint: Mapping[str, int] | None) -> dict[str, int]:
-    for name, value in (hint or {}).items():
+    given = {}
+    for name, value in as_mapping(hint or {}, "hint").items():
         dim = graph.dims.get(name)
         if dim is None:
             raise ExecutionError(f"hint: the graph has no Dim {name!r} (it has: {', '.join(graph.dims) or 'none'})")
-        if not isinstance(value, int) or not dim.admits(value):
+        given[name] = as_int(value, f"hint[{name!r}]")
+        if not dim.admits(given[name]):
             raise ExecutionError(f"hint: {value!r} is outside {dim!r}")
-    return graph.hint_sizes(hint)
+    return graph.hint_sizes(given)
 
 
 def _rank(request: Request, fixed: FrozenGraph, candidates: list[Candidate]) -> list[Ranked]:
@@ -293,130 +294,57 @@ def summary(graph: FrozenGraph, sizes: Mapping[str, int]) -> str:
 
 
 # --- building
-def build_best(found: Survey, bindings: Mapping[int, object], keys: Iterable[Tensor]) -> Plan:
-    """The first ranked engine whose plan builds."""
-    found.require_engine()
-    keys = list(keys)
-    for item in found.ranked:
-        entry = next(iter(_entries(item)))
+def build_in_order(
+    found: Survey, order: Iterable[int], build: Callable[[int], Plan], *, every: bool = False
+) -> list[tuple[int, Plan]]:
+    """The first of the entries in ``order`` that builds, or ``every`` one that does, with its index.
+
+    Raises NoEngineError if none builds. The Decision has what failed.
+    """
+    plans: list[tuple[int, Plan]] = []
+    failure: BuildError | None = None
+    for index in order:
         try:
-            return _plan(found, entry, bindings, keys)
-        except BuildError as error:
-            _log.warning("engine %s could not build its plan: %s", entry.id, error)
-    found.selected = None
-    decision = found.decision()
-    reasons = "; ".join(f"{engine}: {decline}" for engine, decline in found.failures.items())
-    raise NoEngineError(f"no engine could build a plan: {reasons}", decision)
+            plans.append((index, build(index)))
+        except BuildError as error:  # noqa: PERF203  one of a few, and each compiles
+            failure = error
+            _log.warning("%s could not be built: %s", found.name(index), error)
+        else:
+            if not every:
+                break
+    found.selected = plans[0][1].config if plans else None
+    if not plans:
+        reasons = "; ".join(
+            f"{engine}: {decline}" for engine, declines in found.failures.items() for decline in declines
+        )
+        raise NoEngineError(f"no engine could build a plan: {reasons}", found.decision()) from failure
+    return plans
 
 
 def build_entry(found: Survey, index: int, bindings: Mapping[int, object], keys: Iterable[Tensor]) -> Plan:
-    """The plan of one entry; BuildError if it does not build."""
-    return _plan(found, found.entries[index], bindings, list(keys))
-
-
-def _plan(found: Survey, entry: Entry, bindings: Mapping[int, object], keys: list[Tensor]) -> Plan:
-    request = found.request
-    assert request is not None
-    assert entry.engine is not None
+    """The plan of one entry. BuildError, recorded as the engine's failure, if it does not build or breaks a limit."""
+    request, entry = found.request, found.entries[index]
+    if request is None or entry.engine is None:
+        raise GraphError("the graph was loaded with its plan: it has no other")
+    before = found.selected
     try:
         compiled = build_config(request, entry.engine, entry.config)
-        limit = request.config.max_workspace
-        if limit is not None and compiled.workspace_size > limit:
-            raise BuildError(f"needs {compiled.workspace_size} bytes of workspace, the limit is {limit}")
+        found.selected = entry.config
+        decision = found.decision()
+        plan = finish(request.graph, compiled, entry.config, decision, request.device, request.handle, bindings, keys)
+        limits = request._replace(filters=found.filters).declines(entry.notes, plan.workspace_size)
+        if limits:
+            raise BuildError(f"{found.name(index)}: {'; '.join(map(str, limits))}", decline=limits[0])
     except BuildError as error:
-        code = "resource.workspace" if "bytes of workspace" in str(error) else "build.failed"
-        found.failures[entry.id] = Decline(code, entry.id, actual=str(error))
-        if entry.engine.state != "quarantined":
-            failed(request, entry.engine, "build_plan", found.failures[entry.id])
+        found.selected = before
+        decline = error.decline or Decline("build.failed", entry.id, actual=str(error))
+        known = found.failures.setdefault(entry.id, [])
+        if decline not in known:
+            known.append(decline)
         raise
-    found.selected = entry.config
-    decision = found.decision()
+    found.entries[index] = entry._replace(workspace=plan.workspace_size)
     _announce(request, entry, decision)
-    return finish(request.graph, compiled, entry.config, decision, request.device, request.handle, bindings, keys)
-
-
-def finish(
-    graph: FrozenGraph,
-    compiled: CompiledPlan,
-    config: PlanConfig,
-    decision: Decision,
-    device: DeviceInfo,
-    handle: Handle | None,
-    bindings: Mapping[int, object],
-    keys: Iterable[Tensor],
-) -> Plan:
-    """A Plan whose operands can be named by the graph's descriptors."""
-    ignored: dict[object, str] = {}
-    operands = {operand.uid for operand in graph.operands}
-    used = {tensor.uid for tensor in graph.tensors}
-    keys = list(keys)
-    for tensor in keys:
-        if tensor.uid in operands:
-            continue
-        why = (
-            "unused" if tensor.uid not in used else "is a constant" if tensor.by_value else "is virtual, not an operand"
-        )
-        for key in (tensor, tensor.uid, tensor.name):
-            if key != "":
-                ignored[key] = why
-    plan = Plan(graph, compiled, config, decision, device, handle, bindings, plan_aliases(graph), ignored)
-    for tensor in keys:
-        plan._layout.add_key(tensor, tensor.uid)
     return plan
-
-
-_locks: WeakValueDictionary[Any, Any] = WeakValueDictionary()
-_locks_guard = threading.Lock()
-_shared: OrderedDict[Any, CompiledPlan] = OrderedDict()
-
-
-class _Lock:
-    """A lock that a weak dictionary can hold."""
-
-    __slots__ = ("__weakref__", "lock")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-def build_config(request: Request, engine: EngineEntry, config: PlanConfig) -> CompiledPlan:
-    """The compiled plan of an engine with knobs, built at most once per graph key, device and engine object."""
-    from ._canonical import dumps, plain
-
-    key = (
-        request.graph.key,
-        config.engine,
-        config.variant,
-        dumps(plain(config.knobs)),
-        request.device.key(),
-        request.device.ordinal,
-        request.device.synthetic,
-        engine.instance(),
-    )
-    with _locks_guard:
-        guard = _locks.get(request.graph.key)
-        if guard is None:
-            guard = _locks[request.graph.key] = _Lock()
-    with guard.lock:
-        compiled = _shared.get(key)
-        if compiled is not None:
-            return compiled
-        try:
-            with build_device(request.device):
-                compiled = engine.instance().build_plan(
-                    request.graph, config, ExecutionContext(request.handle, request.device)
-                )
-            check_compiled(compiled, config.engine)
-        except BuildError:
-            raise
-        except Exception as error:
-            decline = quarantine(request, engine, "build_plan", error)
-            raise BuildError(str(decline)) from error
-        with _locks_guard:
-            _shared[key] = compiled
-            while len(_shared) > _SHARED_LIMIT:
-                _shared.popitem(last=False)
-        return compiled
 
 
 _warned: set[str] = set()
@@ -434,33 +362,6 @@ def _announce(request: Request, entry: Entry, decision: Decision) -> None:
             f"the reference engine {entry.id} runs this graph on {request.device.device_name}; nearest other engine:"
             f" {nearest_decline(decision)}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
     call_isolated("cudnn_core_plan_selected", request.registry, decision=decision)
-
-
-def plan_aliases(graph: FrozenGraph) -> dict[tuple[int, int], int]:
-    """{(slot, other slot): bytes from the first's address to the other's}: an output and an input that may share memory
-    like this, in both directions. The op allows it, and nothing but the op reads the input."""
-    slots = {tensor.index: slot for slot, tensor in enumerate(graph.operand_tensors())}
-    pairs: dict[tuple[int, int], int] = {}
-
-    def allow(out: FrozenTensor | None, source: FrozenTensor | None, offset: int) -> None:
-        if out is None or source is None or out.index not in slots or source.index not in slots:
-            return
-        if out.dtype == source.dtype and len(source.consumers) == 1:
-            pairs[slots[out.index], slots[source.index]] = offset
-            pairs[slots[source.index], slots[out.index]] = -offset
-
-    for node in graph.nodes:
-        op = lookup(node.op)
-        for out_port, in_port in op.alias:
-            out, source = node.outputs.get(out_port), node.inputs.get(in_port)
-            if out is not None and source is not None and out.dim == source.dim and out.stride == source.stride:
-                allow(out, source, 0)
-        if op.in_place is not None and not graph.dims:
-            for out_port, in_port, position, elements in op.in_place(node):
-                source = node.inputs[in_port]
-                source = source[position] if isinstance(source, tuple) else source
-                allow(node.outputs[out_port], source, nbytes(source.dtype, elements))
-    return pairs

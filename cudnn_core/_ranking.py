@@ -3,7 +3,7 @@
 Candidates have passed every hard filter. They are sorted by ``(order rule, tier, time bucket of 5 %, -efficiency, maturity,
 id)``; the time comes, in this order of trust, from
 
-measured  a tuning record that covers every candidate's engine@revision
+measured  a tuning record that covers every candidate's engine@revision, with the distributions installed now
 model     an engine's estimate whose calibration file, shipped in the plugin's package, covers the device's architecture
 prior     the roofline divided by the manifest's efficiency
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._device import DeviceInfo
     from ._tuning import Sample, TuningRecord
 
-__all__ = ["Candidate", "Ranked", "calibration_error", "engine_id", "member_id", "rank", "time_bucket"]
+__all__ = ["Candidate", "Ranked", "calibration_error", "member_id", "rank", "time_bucket"]
 
 # Times within this fraction of each other tie, and the rest of the key decides.
 BUCKET = 0.05
@@ -42,7 +42,8 @@ _MATURITIES = {"stable": 0, "preview": 1, "experimental": 2}
 class Candidate(NamedTuple):
     """An engine that can run the graph.
 
-    entry     the registry's EngineEntry: ``id``, ``spec`` and, for calibration files, ``package_dir`` are read
+    entry     the registry's EngineEntry: ``id``, ``spec``, ``environment()`` and, for calibration files, ``package_dir`` are
+              read
     support   what check_support answered
     config    the config that competes, knobs complete
     estimate  what the engine's ``estimate`` answered for it
@@ -110,11 +111,6 @@ def rank(
 def time_bucket(us: float | None) -> int:
     """The number of a time's 5 % bucket. Buckets, unlike "within 5 % of each other", make an order that is transitive."""
     return _NO_TIME if us is None else round(math.log(us) / math.log1p(BUCKET))
-
-
-def engine_id(config: PlanConfig) -> str:
-    """``plugin:engine@revision``, what tuning records speak of."""
-    return config.engine
 
 
 def member_id(config: PlanConfig) -> str:
@@ -186,11 +182,11 @@ def _measured(
     A sample whose best config is no longer on offer (other knobs are pinned, another plugin version) measured something
     else, so it counts as never taken.
     """
-    if record is None or not record.valid_for((engine_id(candidate.config) for candidate in pool), sizes):
+    if record is None:
         return None
     found = []
     for candidate in pool:
-        sample = record.best(engine_id(candidate.config), sizes)
+        sample = record.best(candidate.config.engine, sizes, candidate.entry.environment())
         if sample is None:
             return None
         offered = candidate.configs or (candidate.config,)
@@ -215,4 +211,5 @@ def _key(ranked: Ranked) -> tuple[Any, ...]:
         _MATURITIES.get(spec.maturity, len(_MATURITIES)),
         ranked.id,
         dumps(plain(ranked.candidate.config.knobs)),
+        ranked.us or 0.0,
     )

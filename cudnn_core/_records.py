@@ -6,36 +6,38 @@ under a lock that other plugins or readers need would deadlock with Python's imp
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ._declines import Decline
 from ._discovery import Found, read_bytes
 from ._errors import CudnnCoreError, ManifestError
-from ._hooks import HookResult, PluginHooks, Registrar, _describe, _short
+from ._hooks import HookResult, PluginHooks, Registrar, describe, short_repr
+from ._locks import ForkLock
 from ._manifest import EngineSpec, Manifest, api_decline, from_document, load
 
 __all__ = ["Cell", "EngineBroken", "PluginRecord", "failure", "import_object", "record_of"]
 
 
 class EngineBroken(CudnnCoreError):  # noqa: N818  says what happened to the engine, as the states do
-    """A plugin's code failed. ``decline`` is the reason, ``traceback`` the text of where."""
+    """A plugin's code failed. ``decline`` is the reason, ``traceback`` the text of where, ``stage`` what it was asked for."""
 
-    def __init__(self, subject: str, decline: Decline, traceback: str = "") -> None:
+    def __init__(self, subject: str, decline: Decline, traceback: str = "", stage: str = "import") -> None:
         super().__init__(f"{subject}: {decline}")
         self.decline = decline
         self.traceback = traceback
+        self.stage = stage
 
 
 class Cell:
-    """Holds a value or a failure, whichever came first."""
+    """Holds a value, and a failure, which counts more; ``reported``: the hooks were told of it."""
 
-    __slots__ = ("failure", "value")
+    __slots__ = ("failure", "reported", "value")
 
     def __init__(self) -> None:
         self.value: Any = None
         self.failure: EngineBroken | None = None
+        self.reported = False
 
 
 class PluginRecord:
@@ -62,7 +64,7 @@ class PluginRecord:
         self._factories = dict(factories or {})
         self._hooks = PluginHooks(found.plugin, (*(manifest.hooks if manifest else ()), *hooks))
         self._has_hooks = bool(hooks or (manifest and manifest.hooks))
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         self._cells: dict[str, Cell] = {}
         self._computed: tuple[EngineSpec, ...] | None = None
         self._registering = False
@@ -83,7 +85,7 @@ class PluginRecord:
             engine = factory()
             missing = [name for name in ("check_support", "build_plan") if not callable(getattr(engine, name, None))]
             if missing:
-                raise TypeError(f"{spec.factory} made {_short(engine)}, which has no {' and no '.join(missing)}")
+                raise TypeError(f"{spec.factory} made {short_repr(engine)}, which has no {' and no '.join(missing)}")
             return engine
 
         return self._once(f"engine:{spec.name}", spec.short_id, spec.factory, make)
@@ -100,7 +102,7 @@ class PluginRecord:
             if not isinstance(row, Op) and callable(row):
                 row = row()
             if not isinstance(row, Op) or row.name != name:
-                raise TypeError(f"{factory} is {_short(row)}, not the row of {name!r}")
+                raise TypeError(f"{factory} is {short_repr(row)}, not the row of {name!r}")
             return row
 
         return self._once(f"op:{name}", f"op {name}", factory, make)
@@ -221,7 +223,7 @@ def _chain(error: BaseException) -> str:
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        parts.append(_describe(link))
+        parts.append(describe(link))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return " <- ".join(parts)
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._discovery import Discovery, scan
+from ._locks import ForkLock
 from ._records import EngineBroken, PluginRecord, record_of
 from ._snapshot import EngineEntry, EngineLookupError, PluginEntry, Registry
 
@@ -42,7 +43,7 @@ class _Installed:
 
     def __init__(self, path: Sequence[str] | None = None) -> None:
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._found: tuple[Discovery, tuple[PluginRecord, ...]] | None = None
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from ._declines import Decline
@@ -48,6 +49,7 @@ class SmPattern(NamedTuple):
         )
 
 
+@lru_cache(maxsize=256)  # manifests repeat a few
 def parse_sm(text: str) -> SmPattern:
     """The pattern that ``text`` stands for; ManifestError for anything else."""
     found = _PATTERN.match(text)

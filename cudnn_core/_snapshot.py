@@ -152,6 +152,13 @@ class EngineEntry:
             raise EngineBroken(self.id, self._declines[0])
         return self._record.engine(self.spec)  # type: ignore[no-any-return]
 
+    def environment(self) -> dict[str, str]:
+        """The distributions that the engine's speed depends on, with their versions: its own, and those that its manifest
+        requires."""
+        installed = self._dists()
+        required = (normalise(item.dist) for item in (self.spec.requires if self.spec else ()))
+        return {normalise(self.dist): self.version, **{dist: installed.get(dist, "") for dist in sorted(required)}}
+
     def _requirement_declines(self) -> tuple[Decline, ...]:
         if self._requirements is None:
             found = [requirement_decline(item, self._dists()) for item in (self.spec.requires if self.spec else ())]
@@ -263,13 +270,14 @@ class Registry:
             raise EngineLookupError(f"{name} is {entry.state}: {reasons}", "unavailable", entry.reasons)
         return entry
 
-    def quarantine(self, entry: EngineEntry, decline: Decline, traceback: str = "") -> None:
-        """Take ``entry`` out until ``refresh``: its code raised or broke the protocol. The first reason stays."""
+    def quarantine(self, entry: EngineEntry, broken: EngineBroken) -> bool:
+        """Take ``entry`` out until ``refresh``: its code raised or broke the protocol. The first reason stays; True for it."""
         if entry.spec is None:
-            return
+            return False
         cell = entry._record.cell(f"engine:{entry.spec.name}")
-        if cell.failure is None:
-            cell.failure = EngineBroken(entry.short_id, decline, traceback)
+        cell.failure = cell.failure or broken
+        first, cell.reported = not cell.reported, True
+        return first
 
     def op_row(self, name: str) -> Any:
         """The row of a plugin's op. Raises EngineBroken if its code fails, EngineLookupError if no plugin has it."""

@@ -1,7 +1,8 @@
 """Tuning records: what ``cudnn-core bench`` measured, and when it may be believed.
 
 One file per (graph key, device, environment), written whole or not at all; every sample is kept. A record says which engine
-is best only if every engine that competes today was sampled, so installing another engine invalidates it. Truncated, tampered
+is best only if every engine that competes today was sampled with the distributions that are installed today, so installing
+another engine, or upgrading one or what it requires, invalidates it until it is measured too. Truncated, tampered
 and foreign files are misses, and the log says why. Written by the benchmark, read by the planner.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +43,7 @@ __all__ = ["Sample", "TuningRecord", "device_facts", "load", "path_of", "store"]
 _SCHEMA = 1
 _LIMIT = 16 << 20
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
+_NO_DISTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Sample(NamedTuple):
@@ -52,6 +54,7 @@ class Sample(NamedTuple):
     us          its median time in microseconds; n the number of timings; spread their relative half-width
     samples_us  the timings
     sizes       the runtime sizes that it was measured at, by name
+    dists       the distributions that the engine depends on, and their versions
     """
 
     engine: str
@@ -61,6 +64,7 @@ class Sample(NamedTuple):
     spread: float
     samples_us: tuple[float, ...] = ()
     sizes: Mapping[str, int] = _NO_SIZES
+    dists: Mapping[str, str] = _NO_DISTS
 
 
 class TuningRecord(NamedTuple):
@@ -71,18 +75,17 @@ class TuningRecord(NamedTuple):
     environment: Mapping[str, str]
     samples: tuple[Sample, ...] = ()
 
-    def best(self, engine: str, sizes: Mapping[str, int] = _NO_SIZES) -> Sample | None:
-        """The latest sample of ``engine`` ("plugin:engine@revision") at these runtime sizes."""
-        wanted = dict(sizes)
+    def best(
+        self, engine: str, sizes: Mapping[str, int] = _NO_SIZES, dists: Mapping[str, str] = _NO_DISTS
+    ) -> Sample | None:
+        """The latest sample of ``engine`` ("plugin:engine@revision") at these runtime sizes, with these distributions."""
+        wanted = (engine, dict(sizes), dict(dists))
         found = (
-            sample for sample in reversed(self.samples) if sample.engine == engine and dict(sample.sizes) == wanted
+            sample
+            for sample in reversed(self.samples)
+            if (sample.engine, dict(sample.sizes), dict(sample.dists)) == wanted
         )
         return next(found, None)
-
-    def valid_for(self, engines: Iterable[str], sizes: Mapping[str, int] = _NO_SIZES) -> bool:
-        """Whether every one of ``engines`` (and at least one) was sampled at these sizes."""
-        answers = [self.best(engine, sizes) is not None for engine in engines]
-        return bool(answers) and all(answers)
 
 
 def device_facts(device: DeviceInfo) -> dict[str, Any]:
@@ -192,6 +195,7 @@ _SAMPLE = {
     "spread": NOT_NEGATIVE,
     "samples_us": _TIMES,
     "sizes": _SIZES,
+    "dists": _STRINGS,
 }
 _CONFIG = {"engine": TEXT, "knobs": OBJECT, "variant": STR}
 
@@ -204,7 +208,7 @@ def _dump(record: TuningRecord) -> bytes:
         "environment": plain(record.environment),
         "samples": [
             {**sample._asdict(), "config": _config_json(sample.config), "samples_us": list(sample.samples_us),
-             "sizes": dict(sample.sizes)}
+             "sizes": dict(sample.sizes), "dists": dict(sample.dists)}
             for sample in record.samples
         ],
     }  # fmt: skip

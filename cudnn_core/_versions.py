@@ -48,7 +48,11 @@ def check_specifier(text: str) -> None:
 
 
 def satisfies(version: str, specifier: str) -> bool:
-    """Whether ``version`` meets ``specifier``; pre-releases count by their order, an unparsable version never does."""
+    """Whether ``version`` meets ``specifier``, as PEP 440 says; an unparsable version never does.
+
+    A pre-release is looked at like any other version: "4.8rc1" meets ">=4.7". But ``<V`` and ``>V`` leave out what belongs
+    to V itself: "0.4.2.dev1" does not meet "<0.4.2" (but "<=0.4.2,!=0.4.2"), nor does "4.7.post1" meet ">4.7".
+    """
     from packaging.version import InvalidVersion, Version
 
     try:

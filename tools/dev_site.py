@@ -3,11 +3,13 @@
     python tools/dev_site.py DIR        then PYTHONPATH=DIR python ...     (`PYTHON=python make gpu-test` does both)
 
 For the core and every plugin, DIR gets a link to the package and a ``.dist-info`` with its name, version, requirements and
-entry points, read from pyproject.toml: what discovery and ``importlib.metadata`` look at. It needs tomli, as the core does.
+entry points, read from pyproject.toml, and the folder that it comes from, as an editable install has it: what discovery and
+``importlib.metadata`` look at. It needs tomli, as the core does.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -42,6 +44,8 @@ def publish(pyproject: Path, target: Path) -> None:
     metadata += [f"Requires-Dist: {requirement}\n" for requirement in project.get("dependencies", [])]
     (info / "METADATA").write_text("".join(metadata), encoding="utf-8")
     (info / "INSTALLER").write_text("tools/dev_site.py\n", encoding="utf-8")
+    source = {"url": pyproject.parent.as_uri(), "dir_info": {"editable": True}}
+    (info / "direct_url.json").write_text(json.dumps(source), encoding="utf-8")
     groups = {"console_scripts": project.get("scripts", {}), **project.get("entry-points", {})}
     lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()]
     (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")

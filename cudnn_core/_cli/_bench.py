@@ -74,7 +74,7 @@ def _preparation(found: Survey, index: int, inputs: Any) -> Callable[[], Callabl
     """Builds the plan of an entry and binds it to operands of its own."""
 
     def prepare() -> Callable[[], None]:
-        from .._planner import build_config, finish
+        from .._building import build_config, finish
         from ._arena import Arena
 
         entry, request = found.entries[index], found.request

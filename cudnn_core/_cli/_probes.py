@@ -171,7 +171,11 @@ def backend(options: Any) -> Iterator[Line]:
 
 
 def configuration(options: Any) -> Iterator[Line]:
+    from .._config import foreign_files
     from ._config import findings
+
+    for path, why in foreign_files():
+        yield Line("configuration", "info", path, f"does not count as a project configuration: {why}")
 
     found = findings()
     for finding in found:

@@ -81,9 +81,10 @@ def _in_float64(graph: Graph) -> Graph:
 
 def _reference_plan(graph: Graph, sizes: Mapping[str, int]) -> Plan:
     """The plan of the reference-tier engine on the CPU. Rules and limits of the configuration are for other plans."""
+    from .._building import build_config, finish
     from .._config import Config
     from .._device import device_info
-    from .._planner import build_config, finish, survey
+    from .._planner import survey
 
     cpu = device_info("cpu")
     found = survey(graph.freeze("cpu"), cpu, None, sizes, config=Config())

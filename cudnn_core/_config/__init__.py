@@ -10,7 +10,7 @@ from ._check import ConfigWarning, Finding, check, describe, enforce
 from ._model import Config, KnobSetting, Named, merge
 from ._rules import Match, Rule, RuleSubject
 from ._source import ConfigValue
-from ._sources import unknown_variables
+from ._sources import foreign_files, unknown_variables
 from ._state import Configured, configure, current, epoch, load, reload
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "describe",
     "enforce",
     "epoch",
+    "foreign_files",
     "load",
     "merge",
     "reload",

@@ -1,7 +1,8 @@
 """What is doubtful in a configuration that is valid: ``cudnn-core config check``, and the warning about unknown engines.
 
 A Config is checked against a registry (names, knobs, notes) and against the op table (what a rule can match at all).
-Imported by the command line (``check``, ``describe``) and by the registry (``enforce``).
+Imported by the command line (``check``, ``describe``), by the registry (``enforce``) and by ``configure()``, which tries its
+settings (``enforce``, ``names_engines``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .._ops._schema import Op
     from .._registry import Registry
 
-__all__ = ["ConfigWarning", "Finding", "check", "describe", "enforce"]
+__all__ = ["ConfigWarning", "Finding", "check", "describe", "enforce", "names_engines"]
 
 
 class ConfigWarning(UserWarning):
@@ -69,6 +70,11 @@ def enforce(config: Config, registry: Registry) -> None:
             if config.strict:
                 raise ConfigError(finding.message, origin=finding.origin, key=finding.key)
             warnings.warn(f"{finding.origin}: {finding.key}: {finding.message}", ConfigWarning, stacklevel=2)
+
+
+def names_engines(config: Config) -> bool:
+    """Whether it names an engine exactly: only then can ``enforce`` find one that nobody has."""
+    return any(is_exact(reference.pattern) for reference in _references(config))
 
 
 def describe(config: Config) -> list[ConfigValue]:

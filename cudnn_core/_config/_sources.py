@@ -1,12 +1,14 @@
 """Finds and reads the configuration files and variables, lowest layer first.
 
 No file is looked at before ``read_layers`` is called, and the TOML parser is imported only when there is text to parse.
-Everything that exists and can't be honoured is a ConfigError: a layer is never skipped in silence.
-Imported by the configuration's state and by ``doctor`` (``unknown_variables``).
+Everything that exists and can't be honoured is a ConfigError: a layer is never skipped in silence. But a project file of
+another user is none of ours, and doesn't exist for us (``foreign_files`` lists it). Imported by the configuration's state
+and by ``doctor`` (``foreign_files``, ``unknown_variables``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -21,7 +23,7 @@ from ._locate import Lines
 from ._locate import Path as KeyPath
 from ._source import Source
 
-__all__ = ["SYSTEM_FILE", "VARIABLES", "read_layers", "unknown_variables"]
+__all__ = ["SYSTEM_FILE", "VARIABLES", "foreign_files", "read_layers", "unknown_variables"]
 
 SYSTEM_FILE = Path("/etc/cudnn_core/config.toml")
 VARIABLES = (
@@ -32,6 +34,7 @@ VARIABLES = (
     "CUDNN_CORE_LOG",
     "CUDNN_CORE_CACHE_DIR",
 )
+_PROJECT_FILES = ("cudnn_core.toml", "pyproject.toml")
 _LARGEST = 1 << 20  # bytes of a configuration file; a larger one is a mistake, or a device
 
 
@@ -141,12 +144,9 @@ def _project_layer(cwd: str | os.PathLike[str] | None, named: os.stat_result | N
 
     The file that CUDNN_CORE_CONFIG names is not a project file as well.
     """
-    try:
-        start = Path(cwd or "").absolute()
-    except FileNotFoundError:  # the current directory has been removed
-        return None
-    for folder in (start, *start.parents):
-        found = [(path, file, prefix) for path, file, prefix in _project_files(folder)]
+    search = _Search(cwd)
+    for folder in search.folders():
+        found = list(search.files(folder))
         if len(found) > 1:
             raise ConfigError(
                 f"{found[1][0]} has a [tool.cudnn_core] table too; keep one of them", origin=str(found[0][0])
@@ -155,7 +155,8 @@ def _project_layer(cwd: str | os.PathLike[str] | None, named: os.stat_result | N
             path, file, prefix = found[0]
             if named is not None and os.path.samestat(named, file.status):
                 return None
-            _check_owner(path, file.status)
+            if file.status.st_mode & stat.S_IWOTH:
+                raise ConfigError("is writable by everyone (chmod o-w)", origin=str(path))
             table: Any = _parse(path, file.text)
             for key in prefix:
                 table = table[key]
@@ -164,25 +165,67 @@ def _project_layer(cwd: str | os.PathLike[str] | None, named: os.stat_result | N
     return None
 
 
-def _project_files(folder: Path) -> Iterator[tuple[Path, _File, KeyPath]]:
-    path = folder / "cudnn_core.toml"
-    file = _read(path)
-    if file:
-        yield path, file, ()
-    path = folder / "pyproject.toml"
-    file = _read(path)
-    if file and "cudnn_core" in file.text:
-        tool = _parse(path, file.text).get("tool")
-        if isinstance(tool, dict) and "cudnn_core" in tool:
-            yield path, file, ("tool", "cudnn_core")
+def foreign_files(cwd: str | os.PathLike[str] | None = None) -> list[tuple[str, str]]:
+    """``(path, why)`` of every project file that does not count because somebody else owns it, for ``doctor``."""
+    search = _Search(cwd)
+    with contextlib.suppress(ConfigError):  # of a file that does count, for whoever reads it
+        for folder in search.folders():
+            if any(True for _ in search.files(folder)):
+                break
+    return search.foreign
 
 
-def _check_owner(path: Path, status: os.stat_result) -> None:
-    """A project file comes with whatever directory one works in, so it must be one's own."""
-    if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(f"is owned by uid {status.st_uid}, neither you nor root", origin=str(path))
-    if status.st_mode & stat.S_IWOTH:
-        raise ConfigError("is writable by everyone (chmod o-w)", origin=str(path))
+class _Search:
+    """A walk from ``cwd`` upwards over what belongs to the user or to root.
+
+    A project file comes with whatever directory one works in, and anybody can put one into /tmp. So another user's file
+    does not count, whatever it holds, and the walk ends below another user's folder: neither is an error, or anybody
+    could stop the programs of everybody who works further down. ``foreign`` lists them.
+    """
+
+    def __init__(self, cwd: str | os.PathLike[str] | None) -> None:
+        self._cwd = cwd
+        self.foreign: list[tuple[str, str]] = []
+
+    def folders(self) -> Iterator[Path]:
+        try:
+            start = Path(self._cwd or "").absolute()
+        except FileNotFoundError:  # the current directory has been removed
+            return
+        for folder in (start, *start.parents):
+            try:
+                owner = _foreign_owner(folder.stat())
+            except OSError:
+                owner = ""  # the files in it say what is wrong, if there are any
+            if owner:
+                names = [name for name in _PROJECT_FILES if os.path.lexists(folder / name)]
+                self.foreign += [(str(folder / name), f"its folder is {owner}") for name in names[:1]]
+                return
+            yield folder
+
+    def files(self, folder: Path) -> Iterator[tuple[Path, _File, KeyPath]]:
+        for name in _PROJECT_FILES:
+            path = folder / name
+            try:
+                owner = _foreign_owner(path.lstat())  # of a link too, before anything is opened
+            except OSError:
+                owner = ""
+            file = None if owner else _read(path)
+            owner = owner or (_foreign_owner(file.status) if file else "")
+            if owner:
+                self.foreign.append((str(path), f"is {owner}"))
+            elif file and name == "cudnn_core.toml":
+                yield path, file, ()
+            elif file and "cudnn_core" in file.text:
+                tool = _parse(path, file.text).get("tool")
+                if isinstance(tool, dict) and "cudnn_core" in tool:
+                    yield path, file, ("tool", "cudnn_core")
+
+
+def _foreign_owner(status: os.stat_result) -> str:
+    if not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), 0):
+        return ""
+    return f"owned by uid {status.st_uid}, neither you nor root"
 
 
 def _variables_layer(environ: Mapping[str, str]) -> Layer | None:

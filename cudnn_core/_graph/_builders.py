@@ -7,20 +7,22 @@ per in-tree builder on the Graph class, with the frontend's signature and a docs
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._arguments import as_name
 from .._dtypes import as_dtype, data_type
 from .._errors import GraphError, GraphTypeError, nearest
-from .._ops._schema import REQUIRED, Attr, Op, Param
+from .._ops._attrs import canonical
+from .._ops._guard import call
+from .._ops._schema import REQUIRED, Op, Param
 from .._ops._table import all_builders
 from ._tensor import GraphNode, Tensor, extents
 
 if TYPE_CHECKING:
     from ._graph import Graph
 
-__all__ = ["attr_from_json", "call_builder", "complete_attrs", "install", "make_node", "signature_of"]
+__all__ = ["call_builder", "complete_attrs", "install", "make_node", "signature_of"]
 
 _COMMON = ("name", "compute_data_type", "out_dims")
 
@@ -74,12 +76,12 @@ def call_builder(graph: Graph, method: str, row: Op, args: tuple[Any, ...], kwar
     params, prepare = row.builders[method]
     every = (*params, *_missing_common(params))
     bound = _bind(method, every, args, kwargs)
-    name = bound.pop("name") or ""
+    name = as_name(bound.pop("name"), f"{method}(): name")
     compute = as_dtype(bound.pop("compute_data_type"))
     out_dims = bound.pop("out_dims")
     label = name or method
     if prepare is not None:
-        values = prepare(graph, bound)
+        values = call(row.name, f"prepare of {method}", prepare, lambda answer, *_: dict(answer), graph, bound)
     else:
         values = {
             param.to or param.name: bound[param.name] for param in params if param.name in bound and param.to != "-"
@@ -170,6 +172,7 @@ def make_node(
                 raise GraphError(f"tensor {tensor.label} already has a producer", node=label, port=port.name)
             given[port.name] = tensor
     shapes = _out_dims(row, out_dims, label)
+    made = {port.name for port in row.outputs if port.name not in given and row.has_output(port, attrs)}
 
     scratch.adopt()
     outputs: dict[str, Tensor] = {}
@@ -180,16 +183,14 @@ def make_node(
             outputs[port.name] = given[port.name]
             if not port.optional:
                 result.append(given[port.name])
-        elif port.optional or (port.when is not None and not port.when(attrs)):
-            if not port.optional:
-                result.append(None)
-            continue
-        else:
+        elif port.name in made:
             outputs[port.name] = graph._new_tensor(f"{stem}::{port.name}", virtual=True)
             result.append(outputs[port.name])
+        elif not port.optional:
+            result.append(None)
     node = GraphNode(row, stem, compute, inputs, outputs, attrs)
     for tensor in outputs.values():
-        tensor.producer = node
+        tensor._producer = node
     for port_name, shape in shapes.items():
         if port_name in outputs:
             outputs[port_name]._dim = shape
@@ -219,79 +220,5 @@ def complete_attrs(row: Op, given: Mapping[str, Any], label: str) -> dict[str, A
                 raise GraphTypeError(f"attribute {attr.name!r} is missing", node=label, port=attr.name)
             result[attr.name] = attr.default
         else:
-            result[attr.name] = _canonical(attr, value, label)
+            result[attr.name] = canonical(attr, value, label)
     return result
-
-
-def _canonical(attr: Attr, value: Any, label: str) -> Any:
-    bad = GraphTypeError(f"attribute {attr.name!r} takes {attr.type}, got {value!r}", node=label, port=attr.name)
-    if attr.type == "bool":
-        if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
-            return bool(value)
-        raise bad
-    if attr.type == "int":
-        return _int(value, bad)
-    if attr.type == "float":
-        return _float(value, bad)
-    if attr.type in ("ints", "floats"):
-        if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-            raise bad
-        convert = _int if attr.type == "ints" else _float
-        return tuple(convert(item, bad) for item in value)
-    if attr.type == "str":
-        if isinstance(value, str):
-            return str(value)
-        raise bad
-    if attr.type == "dtype":
-        return as_dtype(value)
-    if attr.type == "enum":
-        if isinstance(value, str):
-            name = str(value)
-            for choice in attr.choices:
-                if name == choice or name.lower() == choice.lower():
-                    return choice
-            raise GraphTypeError(
-                f"attribute {attr.name!r} has no value {name!r}{nearest(name, attr.choices)}",
-                node=label,
-                port=attr.name,
-                expected=" | ".join(attr.choices),
-                actual=name,
-            )
-        raise bad
-    return _json(value, bad)
-
-
-def _int(value: Any, bad: GraphTypeError) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise bad
-    return int(value.__index__())
-
-
-def _float(value: Any, bad: GraphTypeError) -> float:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        raise bad
-    return float(value)
-
-
-def _json(value: Any, bad: GraphTypeError) -> Any:
-    """A JSON-able value as nested tuples, so that attributes stay immutable."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value
-    if isinstance(value, slice):
-        return (value.start, value.stop, value.step)
-    if isinstance(value, (list, tuple)):
-        return tuple(_json(item, bad) for item in value)
-    if hasattr(value, "__index__"):
-        return int(value.__index__())
-    raise bad
-
-
-def attr_from_json(attr: Attr, value: Any, label: str) -> Any:
-    """An attribute read from graph JSON: non-finite floats stand as strings there."""
-    if value is None:
-        return None
-    if attr.type == "float" and isinstance(value, str) and value in ("inf", "-inf", "nan"):
-        return math.inf if value == "inf" else -math.inf if value == "-inf" else math.nan
-    return _canonical(attr, value, label)

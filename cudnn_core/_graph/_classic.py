@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._arguments import as_int, as_list, as_mapping, as_name
 from .._enums import as_member, behavior_note, build_plan_policy, heur_mode, numerical_note
-from .._errors import BuildError, ExecutionError, GraphError, GraphTypeError, NoEngineError
+from .._errors import BuildError, ExecutionError, GraphError, NoEngineError
+from .._locks import ForkLock
+from ._calls import deserialize_arguments, names, note_names, ordered, overrides
 
 if TYPE_CHECKING:
     from .._decision import Decision
     from .._device import DeviceInfo
     from .._handle import Handle
     from .._plan import Plan
-    from .._planner import Survey
+    from .._planner import Filters, Survey
     from ._frozen import FrozenGraph
     from ._tensor import Tensor
 
@@ -40,6 +43,7 @@ class ClassicSequence:
         self._index: int | None = None
         self._active: Plan | None = None  # the plan at _index
         self._pinned: int | None = None
+        self._first_build = ForkLock()
         self._deselected: list[str] = []
         self._required_notes: list[str] = []
         self._barred_notes: list[str] = []
@@ -65,11 +69,15 @@ class ClassicSequence:
         ``build_device`` scope > the current CUDA device > the CPU. ``hint`` gives sizes of Dims that ranking assumes. Raises
         NoEngineError, which carries the Decision, if no engine can run the graph; the graph stays usable.
         """
-        from .._planner import build_best
+        from .._planner import build_entry, build_in_order
 
         where = self._device(device, handle)
         survey = self._survey_for(where, handle or self.handle, hint, need_build=True)
-        return build_best(survey, self._bindings, self._operand_keys())
+        survey.require_engine()
+        keys = self._operand_keys()
+        return build_in_order(survey, survey.allowed(), lambda index: build_entry(survey, index, self._bindings, keys))[
+            0
+        ][1]
 
     def explain(self, device: object = None, hint: Mapping[str, int] | None = None) -> Decision:
         """Every known engine, its state, its reasons and its rank, without building anything.
@@ -88,7 +96,7 @@ class ClassicSequence:
 
         ``heuristics`` is checked and otherwise without effect: ranking goes by evidence (docs/ranking.md).
         """
-        for mode in heuristics if heuristics is not None else ():
+        for mode in as_list(heuristics, "heuristics") if heuristics is not None else ():
             as_member(heur_mode, mode)
         if self._survey is not None:
             raise GraphError("create_execution_plans was called before on this graph")
@@ -97,34 +105,28 @@ class ClassicSequence:
         self._survey = survey
 
     def check_support(self) -> None:
-        """Raise NoEngineError if no plan of the list is left after the select and deselect calls."""
-        if not self._allowed():
-            raise NoEngineError(
-                "every plan of the graph was deselected: " + ", ".join(self._names()), self._planned().decision()
-            )
+        """Raise NoEngineError if no plan of the list is left after the select and deselect calls, or not the pinned one."""
+        survey, allowed = self._planned(), self._allowed()
+        if self._pinned is not None and self._pinned not in allowed:
+            raise NoEngineError(f"the pinned plan {survey.name(self._pinned)} was deselected", survey.decision())
+        if not allowed:
+            every = ", ".join(survey.name(index) for index in range(len(survey.entries)))
+            raise NoEngineError(f"every plan of the graph was deselected: {every}", survey.decision())
 
     def build_plans(self, policy: object = build_plan_policy.HEURISTICS_CHOICE) -> None:
-        """Build the best plan that builds, or every plan with policy ALL. Raises NoEngineError if none builds."""
+        """Build the best plan that builds, or every plan with policy ALL. Raises NoEngineError if none builds, BuildError if the
+        pinned one does not."""
+        from .._planner import build_in_order
+
         kind = as_member(build_plan_policy, policy)
         survey = self._planned()
         self.check_support()
-        order = [self._pinned] if self._pinned is not None else self._allowed()
-        failure: BuildError | None = None
-        first: int | None = None
-        for index in order:
-            try:
-                self._built(index)
-            except BuildError as error:
-                failure = error
-                if self._pinned is not None:
-                    raise
-                continue
-            first = index if first is None else first
-            if kind is build_plan_policy.HEURISTICS_CHOICE:
-                break
-        if first is None:
-            raise NoEngineError(f"no plan of the list could be built: {failure}", survey.decision()) from failure
-        self._select(first)
+        if self._pinned is not None:
+            self._built(self._pinned)
+            self._select(self._pinned)
+            return
+        every = kind is build_plan_policy.ALL
+        self._select(build_in_order(survey, self._allowed(), self._built, every=every)[0][0])
 
     def build(self, heuristics: Iterable[object] | None = None) -> None:
         """The whole sequence."""
@@ -143,14 +145,17 @@ class ClassicSequence:
 
     def get_engine_and_knobs_at_index(self, index: int) -> tuple[str, dict[str, Any]]:
         """(engine id, knobs): what ``create_execution_plan`` takes to replay the choice."""
+        from .._ranking import member_id
+
         config = self._planned().entries[self._checked_index(index)].config
-        name = f"{config.engine}/{config.variant}" if config.variant else config.engine
-        return name, dict(config.knobs)
+        return member_id(config), dict(config.knobs)
 
     def create_execution_plan(self, engine_id: str, knobs: Mapping[str, Any] | None = None) -> Any:
         """Pin an engine and knobs: re-checked, then honoured exactly; raises NoEngineError with the reasons otherwise."""
+        name = as_name(engine_id, "engine_id")
+        values = None if knobs is None else as_mapping(knobs, "knobs")
         survey = self._survey or self._survey_for(self._device(None, None), self.handle, None, need_build=True)
-        index = survey.append(engine_id, knobs)
+        index = survey.pin(name, values)
         self._survey = survey
         self._pinned = index
         return self
@@ -167,27 +172,28 @@ class ClassicSequence:
 
     def deselect_engines(self, engine_names: Iterable[str]) -> Any:
         """Exclude engines by exact name or glob (``"plugin:*"``), never by substring."""
-        self._deselected.extend(_strings(engine_names, "deselect_engines"))
+        self._deselected.extend(names(engine_names, "deselect_engines"))
         return self
 
     def deselect_workspace_greater_than(self, workspace_limit: int) -> Any:
-        self._workspace_limit = int(workspace_limit)
+        """Exclude plans whose ``workspace_size`` is greater, known before they are built or not."""
+        self._workspace_limit = as_int(workspace_limit, "workspace_limit")
         return self
 
     def select_behavior_notes(self, notes: Iterable[object]) -> Any:
-        self._required_notes.extend(as_member(behavior_note, note).value for note in notes)
+        self._required_notes.extend(note_names(behavior_note, notes, "select_behavior_notes"))
         return self
 
     def deselect_behavior_notes(self, notes: Iterable[object]) -> Any:
-        self._barred_notes.extend(as_member(behavior_note, note).value for note in notes)
+        self._barred_notes.extend(note_names(behavior_note, notes, "deselect_behavior_notes"))
         return self
 
     def select_numeric_notes(self, notes: Iterable[object]) -> Any:
-        self._required_notes.extend(as_member(numerical_note, note).value for note in notes)
+        self._required_notes.extend(note_names(numerical_note, notes, "select_numeric_notes"))
         return self
 
     def deselect_numeric_notes(self, notes: Iterable[object]) -> Any:
-        self._barred_notes.extend(as_member(numerical_note, note).value for note in notes)
+        self._barred_notes.extend(note_names(numerical_note, notes, "deselect_numeric_notes"))
         return self
 
     def get_behavior_notes(self) -> list[str]:
@@ -210,8 +216,8 @@ class ClassicSequence:
         override_strides: Sequence[Sequence[int] | None] | None = None,
     ) -> int:
         """Bytes of workspace, the maximum over all sizes that the graph admits."""
-        _overrides(override_uids, override_shapes, override_strides)
-        return self.get_workspace_size_plan_at_index(self._ready())
+        index = self._ready()
+        return self.get_workspace_size_plan_at_index(index, handle, override_uids, override_shapes, override_strides)
 
     def get_workspace_size_plan_at_index(
         self,
@@ -221,8 +227,9 @@ class ClassicSequence:
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int] | None] | None = None,
     ) -> int:
-        _overrides(override_uids, override_shapes, override_strides)
-        return self._built(self._checked_index(index)).workspace_size
+        plan = self._built(self._checked_index(index))
+        overrides(plan, override_uids, override_shapes, override_strides)
+        return plan.workspace_size
 
     def execute(
         self,
@@ -237,10 +244,10 @@ class ClassicSequence:
         """Run the selected plan on ``{tensor | uid | name: buffer}``, or on a sequence of buffers with ``tensor_uids``."""
         plan = self._active
         if plan is not None and override_uids is None and override_shapes is None and override_strides is None:
-            plan.execute(tensor_dict if tensor_uids is None else _ordered(tensor_dict, tensor_uids), workspace, handle)
+            plan.execute(tensor_dict if tensor_uids is None else ordered(tensor_dict, tensor_uids), workspace, handle)
             return
-        if self._index is None and self._survey is None:
-            self.build()
+        if self._index is None:
+            self._build_once()
         self._run(
             self._ready(), tensor_dict, workspace, handle, override_uids, override_shapes, override_strides, tensor_uids
         )
@@ -290,7 +297,7 @@ class ClassicSequence:
         """
         from ._graph import Graph
 
-        handle, data, enforce, trust = _deserialize_arguments(args, kwargs)
+        handle, data, enforce, trust = deserialize_arguments(args, kwargs)
         assert isinstance(self, Graph)
         if self.nodes or self.is_planned:
             raise GraphError("deserialize needs an empty graph")
@@ -324,15 +331,19 @@ class ClassicSequence:
     def _survey_for(
         self, device: DeviceInfo, handle: Handle | None, hint: Mapping[str, int] | None, *, need_build: bool
     ) -> Survey:
-        from .._planner import Filters, survey
+        from .._planner import survey
 
-        filters = Filters(
+        return survey(self.freeze(device.type), device, handle, hint, self._filters(), need_build=need_build)
+
+    def _filters(self) -> Filters:
+        from .._planner import Filters
+
+        return Filters(
             deselect=tuple(self._deselected),
             require_notes=tuple(self._required_notes),
             bar_notes=tuple(self._barred_notes),
             max_workspace=self._workspace_limit,
         )
-        return survey(self.freeze(device.type), device, handle, hint, filters, need_build=need_build)
 
     def _operand_keys(self) -> list[Tensor]:
         return list(self.tensors)
@@ -342,18 +353,16 @@ class ClassicSequence:
             raise GraphError("the graph has no plans yet: call create_execution_plans first")
         return self._survey
 
-    def _names(self) -> list[str]:
-        survey = self._planned()
-        return [survey.name(index) for index in range(len(survey.entries))]
-
     def _allowed(self) -> list[int]:
-        from .._planner import Filters
-
-        filters = Filters(
-            tuple(self._deselected), tuple(self._required_notes), tuple(self._barred_notes), self._workspace_limit
-        )
         survey = self._planned()
-        return [index for index, entry in enumerate(survey.entries) if not filters.declines(entry)]
+        survey.filters = self._filters()
+        return survey.allowed()
+
+    def _build_once(self) -> None:
+        """For ``execute`` on a graph without plans; of several threads the first builds."""
+        with self._first_build:
+            if self._index is None and self._survey is None:
+                self.build()
 
     def _checked_index(self, index: int) -> int:
         count = len(self._planned().entries)
@@ -365,11 +374,9 @@ class ClassicSequence:
         if index not in self._plans:
             from .._planner import build_entry
 
-            self._plans[index] = build_entry(self._planned(), index, self._bindings, self._operand_keys())
-            limit = self._workspace_limit
-            if limit is not None and self._plans[index].workspace_size > limit:
-                size = self._plans.pop(index).workspace_size
-                raise BuildError(f"{self._planned().name(index)} needs {size} bytes of workspace, the limit is {limit}")
+            survey = self._planned()
+            survey.filters = self._filters()
+            self._plans[index] = build_entry(survey, index, self._bindings, self._operand_keys())
         return self._plans[index]
 
     def _select(self, index: int) -> None:
@@ -393,9 +400,9 @@ class ClassicSequence:
         tensor_uids: Sequence[int] | None,
     ) -> None:
         if tensor_uids is not None:
-            operands = _ordered(operands, tensor_uids)
-        overrides = None if uids is None and shapes is None and strides is None else _overrides(uids, shapes, strides)
-        self._plans[index].execute(operands, workspace, handle, override_shapes=overrides)
+            operands = ordered(operands, tensor_uids)
+        plan = self._plans[index]
+        plan.execute(operands, workspace, handle, override_shapes=overrides(plan, uids, shapes, strides))
 
     def _native_graph(self, method: str, handle: Handle, pack: Any, workspace: Any, cuda_graph: Any) -> None:
         plan = self.selected_plan
@@ -409,10 +416,10 @@ class ClassicSequence:
     def _adopt(self, source: Any) -> None:
         """Take over the content of ``source``, a graph read from JSON."""
         for name in (
-            "name",
-            "io_data_type",
-            "intermediate_data_type",
-            "compute_data_type",
+            "_name",
+            "_io_data_type",
+            "_intermediate_data_type",
+            "_compute_data_type",
             "_tensors",
             "_nodes",
             "_next_uid",
@@ -422,67 +429,3 @@ class ClassicSequence:
 
         for tensor in self.tensors:
             tensor._owner = weakref.ref(self)  # type: ignore[arg-type]
-
-
-def _strings(values: Iterable[str], where: str) -> list[str]:
-    if isinstance(values, str):
-        raise GraphTypeError(f"{where} takes a list of names, got the string {values!r}")
-    return list(values)
-
-
-def _ordered(buffers: Any, uids: Sequence[int]) -> dict[int, Any]:
-    if type(buffers) is not tuple and isinstance(buffers, Mapping):
-        raise ExecutionError("with tensor_uids the operands are a sequence of buffers, not a mapping")
-    if len(buffers) != len(uids):
-        raise ExecutionError(f"{len(uids)} tensor_uids and {len(buffers)} buffers")
-    mapping = dict(zip(uids, buffers, strict=True))
-    if len(mapping) != len(uids):
-        raise ExecutionError("tensor_uids repeats a uid")
-    return mapping
-
-
-def _overrides(
-    uids: Sequence[int] | None,
-    shapes: Sequence[Sequence[int]] | None,
-    strides: Sequence[Sequence[int] | None] | None,
-) -> dict[int, Sequence[int]] | None:
-    if uids is None and shapes is None and strides is None:
-        return None
-    if (
-        uids is None
-        or shapes is None
-        or len(uids) != len(shapes)
-        or (strides is not None and len(strides) != len(uids))
-    ):
-        raise ExecutionError("override_uids, override_shapes and override_strides must have one length")
-    if strides is not None and any(stride is not None for stride in strides):
-        raise ExecutionError("override_strides is not supported: strides follow from the graph's Dims")
-    return dict(zip(uids, shapes, strict=True))
-
-
-def _deserialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Handle | None, bytes, bool, bool]:
-    from .._handle import Handle
-
-    handle = kwargs.pop("handle_", kwargs.pop("handle", None))
-    data = kwargs.pop("pyobj", kwargs.pop("data", None))
-    enforce = kwargs.pop("enforce_precompiled", None)
-    trust = bool(kwargs.pop("trust", False))
-    if kwargs:
-        raise GraphTypeError(f"deserialize() has no parameter {next(iter(kwargs))!r}")
-    for value in args:
-        if isinstance(value, Handle) and handle is None:
-            handle = value
-        elif isinstance(value, bool) and enforce is None and data is not None:
-            enforce = value
-        elif data is None:
-            data = value
-        else:
-            raise GraphTypeError(f"deserialize() does not know what {value!r} is")
-    if isinstance(data, (list, tuple)):
-        try:
-            data = bytes(data)
-        except (TypeError, ValueError):
-            raise BuildError("deserialize takes bytes, or a list of ints from 0 to 255") from None
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise GraphTypeError(f"deserialize() takes the bytes of a plan, got {type(data).__name__}")
-    return handle, bytes(data), bool(enforce), trust

@@ -6,12 +6,12 @@ canonical order: a function of the graph's structure alone, not of names, uids o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from .._dims import Dim, Extent, dims_of, evaluate
+from .._dims import Dim, Extent, dims_of, evaluate, match_sizes
 from .._dtypes import data_type
 from .._engine import Operand
 
@@ -31,7 +31,9 @@ class FrozenTensor:
     stride     in elements (fp4 and int4 too)
     role       "input" | "output" | "virtual"
     by_value   a one-element host value
+    auto_by_value  a one-element CPU tensor: ``by_value`` where the plan's device is a GPU; a number may stand for it anywhere
     value      of a by-value tensor that is a constant of the graph (it is no operand then), else None
+    default    of a by-value operand: what a caller's silence means, or None; not part of the key
     reordering "NONE", "INT8x32", "F16x16" or "F8_128x4"
     ragged_offset  the tensor of element offsets of a ragged tensor, or None; ``ragged_offset_multiplier`` scales it
     alignment_value  every value of this (integer) tensor is a multiple of it
@@ -46,7 +48,9 @@ class FrozenTensor:
     stride: tuple[Extent, ...]
     role: str
     by_value: bool = False
+    auto_by_value: bool = False
     value: float | int | bool | None = None
+    default: float | int | bool | None = None
     reordering: str = "NONE"
     ragged_offset: FrozenTensor | None = None
     ragged_offset_multiplier: int = 1
@@ -153,6 +157,17 @@ class FrozenGraph:
             replace(node, inputs=fix_ports(node.inputs), outputs=fix_ports(node.outputs)) for node in self.nodes
         )
         return FrozenGraph(name=self.name, key=self.key, tensors=tuple(map(fix, self.tensors)), nodes=nodes)
+
+    def sizes_from(self, shapes: Iterable[Sequence[Any] | None]) -> dict[str, int]:
+        """The size of every Dim that the operands' actual ``shapes`` (in canonical order; None: unknown) tell.
+
+        Raises ExecutionError for a shape that the operand can't have.
+        """
+        sizes: dict[str, int] = {}
+        for tensor, shape in zip(self.operand_tensors(), shapes, strict=True):
+            if shape is not None:
+                match_sizes(tensor.dim, shape, sizes, tensor.name or f"uid {tensor.uid}")
+        return sizes
 
     def hint_sizes(self, hint: Mapping[str, int] | None = None) -> dict[str, int]:
         """A size for every Dim: from ``hint``, else the Dim's own default."""

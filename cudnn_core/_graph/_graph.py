@@ -6,17 +6,21 @@ mixed in here. Validation goes by uid and identity, never by name: names are lab
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from .. import _buffers
+from .._arguments import as_int, as_name, as_number
 from .._dtypes import as_dtype, data_type
 from .._enums import as_member, cuda_graph_retention, scalar_type, tensor_reordering
 from .._errors import GraphError, GraphTypeError
 from .._ops._table import lookup_builder
 from ._builders import call_builder, install
 from ._classic import ClassicSequence
+from ._constants import constant_dtype
 from ._infer import infer_node, validate_graph
+from ._scratch import Scratch, describe_as
 from ._tensor import GraphNode, Tensor, extents
 from ._wrapper import WrapperForm
 
@@ -57,14 +61,12 @@ class Graph(ClassicSequence, WrapperForm):
         heuristics: object = None,
         workspace_alloc: bool = True,
     ) -> None:
-        self.name = name
-        self.io_data_type = as_dtype(io_data_type)
-        self.intermediate_data_type = as_dtype(intermediate_data_type)
-        if self.intermediate_data_type is data_type.NOT_SET:
-            self.intermediate_data_type = self.io_data_type
-        self.compute_data_type = as_dtype(compute_data_type)
-        if self.compute_data_type is data_type.NOT_SET:
-            self.compute_data_type = self.io_data_type
+        self._name = as_name(name, "name")
+        self._io_data_type = as_dtype(io_data_type)
+        unset = data_type.NOT_SET
+        intermediate, compute = as_dtype(intermediate_data_type), as_dtype(compute_data_type)
+        self._intermediate_data_type = self._io_data_type if intermediate is unset else intermediate
+        self._compute_data_type = self._io_data_type if compute is unset else compute
         self.handle: Handle | None = _handle(handle)
         self.sm_count = sm_count
         self.sm_version = sm_version
@@ -82,6 +84,12 @@ class Graph(ClassicSequence, WrapperForm):
         self._frozen: dict[str, FrozenGraph] = {}
         self._init_classic()
         self._init_wrapper(inputs, outputs, heuristics, workspace_alloc)
+
+    # What is part of the frozen graph can't be assigned.
+    name: str = property(attrgetter("_name"))  # type: ignore[assignment]
+    io_data_type: data_type = property(attrgetter("_io_data_type"))  # type: ignore[assignment]
+    intermediate_data_type: data_type = property(attrgetter("_intermediate_data_type"))  # type: ignore[assignment]
+    compute_data_type: data_type = property(attrgetter("_compute_data_type"))  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         ops = ", ".join(node.op for node in self._nodes)
@@ -122,7 +130,7 @@ class Graph(ClassicSequence, WrapperForm):
     ) -> Tensor:
         """Declare a tensor: ``dim`` sizes (int or Dim), ``stride`` in elements (default: packed row-major)."""
         self._mutable("tensor")
-        label = name or "tensor"
+        label = as_name(name, "tensor name") or "tensor"
         sizes = extents(dim, f"{label}.dim")
         strides = None if stride is None else extents(stride, f"{label}.stride", strides=True)
         dtype = as_dtype(data_type)
@@ -131,19 +139,19 @@ class Graph(ClassicSequence, WrapperForm):
             raise GraphError(
                 f"{label}: dim and stride differ in rank", expected=len(sizes), actual=len(strides), node=label
             )
-        if alignment_value < 1:
-            raise GraphError(f"{label}: alignment_value must be >= 1, got {alignment_value}")
+        alignment = as_int(alignment_value, f"{label}.alignment_value", 1)
+        multiplier = as_int(ragged_offset_multiplier, f"{label}.ragged_offset_multiplier", 1)
         if ragged_offset is not None:
             self._own(ragged_offset, f"{label}.ragged_offset")
         tensor = self._new_tensor(name, virtual=bool(is_virtual), uid=uid)
         tensor._dim = sizes
         tensor._stride = strides
         tensor._dtype = dtype
-        tensor.by_value = bool(is_pass_by_value)
-        tensor.reordering = reordering
-        tensor.ragged_offset = ragged_offset
-        tensor.ragged_offset_multiplier = int(ragged_offset_multiplier)
-        tensor.alignment_value = int(alignment_value)
+        tensor._by_value = bool(is_pass_by_value)
+        tensor._reordering = reordering
+        tensor._ragged_offset = ragged_offset
+        tensor._ragged_offset_multiplier = multiplier
+        tensor._alignment_value = alignment
         return tensor
 
     def tensor_like(self, template: object, name: str = "", is_virtual: bool = False) -> Tensor:
@@ -156,20 +164,18 @@ class Graph(ClassicSequence, WrapperForm):
         if isinstance(template, Tensor):
             if template.dim is None:
                 raise GraphError(f"tensor_like: {template.label} has no dim yet")
-            made = self._new_tensor(name, virtual=is_virtual)
+            made = self._new_tensor(name, virtual=bool(is_virtual))
             made._dim = template.dim
             made._stride = template.stride
             made._dtype = template.dtype
-            made.by_value = template.by_value
-            made.reordering = template.reordering
+            made._by_value = template.by_value
+            made._reordering = template.reordering
             return made
-        view = _buffers.describe(template, name or "tensor_like")
-        made = self._new_tensor(name, virtual=is_virtual)
-        made._dim = view.shape
-        made._stride = view.stride
-        made._dtype = as_dtype(view.dtype)
-        if view.device_type == "cpu" and view.elements == 1 and not is_virtual:
-            made.by_value = "auto"
+        made = Tensor(self, self._free_uid(), as_name(name, "tensor name"))
+        made._is_virtual = bool(is_virtual)
+        describe_as(made, template, made.name or "tensor_like")
+        self._tensors[made.uid] = made
+        self._changed()
         return made
 
     def tensor_scalar(self, value: float | bool, scalar_type: object, name: str = "") -> Tensor:
@@ -177,17 +183,18 @@ class Graph(ClassicSequence, WrapperForm):
         (RUNTIME_PARAM)."""
         self._mutable("tensor_scalar")
         kind = as_member(_scalar_type, scalar_type)
-        if not isinstance(value, (int, float)):
-            value = _buffers.scalar(value, name or "tensor_scalar")
+        number = as_number(value)
+        if number is None:
+            number = _buffers.scalar(value, name or "tensor_scalar")
         made = self._new_tensor(name)
         made._dim = (1,)
         made._stride = (1,)
-        made._dtype = self._scalar_dtype(value, data=True)
-        made.by_value = True
+        made._dtype = constant_dtype(number, self.compute_data_type)
+        made._by_value = True
         if kind is _scalar_type.COMPILE_TIME_CONST:
-            made.value = value
+            made._value = number
         else:
-            self._bindings[made.uid] = value
+            made._default = number
         return made
 
     def find_tensor(self, key: str | int) -> Tensor | None:
@@ -278,10 +285,8 @@ class Graph(ClassicSequence, WrapperForm):
         return value
 
     def _new_tensor(self, name: str = "", *, virtual: bool = False, uid: int | None = None) -> Tensor:
-        if not isinstance(name, str):
-            raise GraphTypeError(f"a tensor name is a string, got {name!r}")
-        tensor = Tensor(self, self._free_uid(), name)
-        tensor.is_virtual = virtual
+        tensor = Tensor(self, self._free_uid(), as_name(name, "tensor name"))
+        tensor._is_virtual = virtual
         if uid is not None:
             self._assign_uid(tensor, uid)
         self._tensors[tensor.uid] = tensor
@@ -299,9 +304,9 @@ class Graph(ClassicSequence, WrapperForm):
             raise GraphError(f"tensor {tensor.label}: a uid is an int >= 0, got {uid!r}")
         holder = self._tensors.get(uid)
         if holder is tensor:
-            tensor.uid_assigned = True
+            tensor._uid_assigned = True
             return
-        if holder is not None and holder.uid_assigned:
+        if holder is not None and holder._uid_assigned:
             raise GraphError(f"tensor {tensor.label}: uid {uid} belongs to tensor {holder.label}")
         mine = tensor.uid
         registered = self._tensors.get(mine) is tensor
@@ -317,7 +322,7 @@ class Graph(ClassicSequence, WrapperForm):
             self._tensors[uid] = tensor
             self._move_binding(mine, uid)
         tensor._uid = uid
-        tensor.uid_assigned = True
+        tensor._uid_assigned = True
         self._changed()
 
     def _move_binding(self, old: int, new: int) -> None:
@@ -325,9 +330,7 @@ class Graph(ClassicSequence, WrapperForm):
             self._bindings[new] = self._bindings.pop(old)
 
     def _rename(self, tensor: Tensor, name: str) -> None:
-        if not isinstance(name, str):
-            raise GraphTypeError(f"a tensor name is a string, got {name!r}")
-        tensor._name = name
+        tensor._name = as_name(name, "tensor name")
         self._changed()
 
     def _next_label(self, op: str) -> str:
@@ -343,19 +346,9 @@ class Graph(ClassicSequence, WrapperForm):
     def _used_tensors(self) -> list[Tensor]:
         used: dict[int, Tensor] = {}
         for node in self._nodes:
-            for tensor in (*node.input_tensors(), *node.output_tensors()):
+            for tensor in (*node.sources(), *node.output_tensors()):
                 used[tensor.uid] = tensor
-                if tensor.ragged_offset is not None:
-                    used[tensor.ragged_offset.uid] = tensor.ragged_offset
         return [used[uid] for uid in sorted(used)]
-
-    def _scalar_dtype(self, value: object, *, data: bool) -> data_type:
-        if isinstance(value, bool):
-            return data_type.BOOLEAN
-        if isinstance(value, int) and not data:
-            return data_type.INT64
-        compute = self.compute_data_type
-        return compute if compute in (data_type.FLOAT, data_type.DOUBLE, data_type.INT32) else data_type.FLOAT
 
     def _made_from(self, value: object) -> Tensor | None:
         """The tensor that a builder made from this framework tensor."""
@@ -363,47 +356,8 @@ class Graph(ClassicSequence, WrapperForm):
             return None
         return next((self._tensors[uid] for uid, bound in self._bindings.items() if bound is value), None)
 
-    def _scratch(self) -> _Scratch:
-        return _Scratch(self)
-
-
-class _Scratch:
-    """Tensors made while an op's arguments are bound; they join the graph only when the whole call is right."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.made: list[tuple[Tensor, object]] = []
-
-    def tensor(self, value: object, where: str, data: bool) -> Tensor:
-        if isinstance(value, Tensor):
-            return self.graph._own(value, where)
-        if isinstance(value, (bool, int, float)):
-            made = Tensor(self.graph, -1, "")
-            made._dim = made._stride = (1,)
-            made._dtype = self.graph._scalar_dtype(value, data=data)
-            made.by_value = True
-            made.value = value
-            self.made.append((made, None))
-            return made
-        known = self.graph._made_from(value) or next((made for made, buffer in self.made if buffer is value), None)
-        if known is not None:
-            return known
-        view = _buffers.describe(value, where)
-        made = Tensor(self.graph, -1, where.replace(".", "::", 1))
-        made._dim, made._stride, made._dtype = view.shape, view.stride, as_dtype(view.dtype)
-        if view.device_type == "cpu" and view.elements == 1:
-            made.by_value = "auto"
-        self.made.append((made, value))
-        return made
-
-    def adopt(self) -> None:
-        for made, buffer in self.made:
-            made._uid = self.graph._free_uid()
-            self.graph._tensors[made.uid] = made
-            if buffer is not None:
-                self.graph._bindings[made.uid] = buffer
-        if self.made:
-            self.graph._changed()
+    def _scratch(self) -> Scratch:
+        return Scratch(self)
 
 
 _scalar_type = scalar_type
@@ -418,15 +372,6 @@ def _handle(value: Handle | str | None) -> Handle | None:
 
 def _retention(value: object) -> object:
     return None if value is None else as_member(cuda_graph_retention, value)
-
-
-def graph_from(mapping: Mapping[str, Any]) -> Graph:
-    """An empty graph with the three default types of a JSON document."""
-    return Graph(
-        io_data_type=mapping.get("io_data_type"),
-        intermediate_data_type=mapping.get("intermediate_data_type"),
-        compute_data_type=mapping.get("compute_data_type"),
-    )
 
 
 install(Graph)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._dims import Extent, packed_strides
+from .._dims import Dim, Extent, binds, dims_of, evaluate, overlap, packed_strides
 from .._dtypes import data_type
 from .._errors import GraphError
+from ._constants import check_constant, check_constants, infer_constants
 
 if TYPE_CHECKING:
+    from .._ops._schema import Problem
     from ._graph import Graph
     from ._tensor import GraphNode, Tensor
 
@@ -23,17 +25,13 @@ def infer_node(graph: Graph, node: GraphNode, *, strict: bool) -> None:
     """Fill the outputs of ``node``; lenient while inputs are still incomplete, strict during validation."""
     for tensor in node.input_tensors():
         _default_input(graph, tensor)
+    infer_constants(node)
     ready = all(tensor.dim is not None for tensor in node.input_tensors())
     try:
         specs = node.row.infer(node) if ready else {}
     except GraphError as error:
         if strict:
-            raise GraphError(str(error), node=node.label) from None
-        specs = {}
-    except Exception as error:
-        # A row is data from a plugin as well as ours: its mistake must name it.
-        if strict:
-            raise GraphError(f"inference of op {node.op!r} failed: {error!r}", node=node.label) from error
+            raise GraphError(str(error), node=node.label) from error.__cause__
         specs = {}
     for port, tensor in node.outputs.items():
         spec = specs.get(port)
@@ -59,7 +57,8 @@ def infer_node(graph: Graph, node: GraphNode, *, strict: bool) -> None:
 
 def _default_input(graph: Graph, tensor: Tensor) -> None:
     if tensor.producer is None:
-        tensor._auto_dtype = graph.io_data_type
+        if tensor.value is None:
+            tensor._auto_dtype = graph.io_data_type
         if tensor.dim is not None:
             tensor._auto_stride = packed_strides(tensor.dim)
 
@@ -73,14 +72,16 @@ def validate_graph(graph: Graph) -> None:
         _default_input(graph, tensor)
     for node in order:
         if node.compute_dtype is data_type.NOT_SET:
-            node.compute_dtype = graph.compute_data_type
+            node._compute_dtype = graph.compute_data_type
         infer_node(graph, node, strict=True)
         for port, value in (*node.inputs.items(), *node.outputs.items()):
             for tensor in value if isinstance(value, tuple) else (value,):
                 _check_tensor(tensor, node, port)
+                _check_offset(tensor, node, port)
         if node.compute_dtype is data_type.NOT_SET:
             raise GraphError("no compute_data_type, neither of the op nor of the graph", node=node.label)
-        for problem in node.row.validate(node):
+        check_constants(node)
+        for problem in _problems(node):
             raise GraphError(
                 problem.message,
                 node=node.label,
@@ -90,6 +91,13 @@ def validate_graph(graph: Graph) -> None:
             )
     _check_dims(graph)
     _check_reachable(order)
+
+
+def _problems(node: GraphNode) -> list[Problem]:
+    try:
+        return list(node.row.validate(node))
+    except GraphError as error:
+        raise GraphError(str(error), node=node.label) from error.__cause__
 
 
 def topological(nodes: tuple[GraphNode, ...]) -> list[GraphNode]:
@@ -119,13 +127,7 @@ def topological(nodes: tuple[GraphNode, ...]) -> list[GraphNode]:
 
 
 def _producers(node: GraphNode) -> list[GraphNode]:
-    found = []
-    for tensor in node.input_tensors():
-        if tensor.producer is not None:
-            found.append(tensor.producer)
-        if tensor.ragged_offset is not None and tensor.ragged_offset.producer is not None:
-            found.append(tensor.ragged_offset.producer)
-    return found
+    return [tensor.producer for tensor in node.sources() if tensor.producer is not None]
 
 
 def _check_tensor(tensor: Tensor, node: GraphNode, port: str) -> None:
@@ -147,42 +149,64 @@ def _check_tensor(tensor: Tensor, node: GraphNode, port: str) -> None:
         raise GraphError(
             f"tensor {tensor.label} is passed by value and has more than one element", node=node.label, port=port
         )
+    try:
+        check_constant(tensor)
+    except GraphError as error:
+        raise GraphError(str(error), node=node.label, port=port) from None
     if tensor.producer is not None and not tensor.is_virtual:
         _check_output_layout(tensor, node, port)
 
 
+def _check_offset(tensor: Tensor, node: GraphNode, port: str) -> None:
+    """The offsets of a ragged tensor are whole numbers, in a tensor that is not ragged itself."""
+    offset = tensor.ragged_offset
+    if offset is None:
+        return
+    if offset.ragged_offset is not None:
+        raise GraphError(
+            f"tensor {offset.label}, the ragged_offset of {tensor.label}, is ragged", node=node.label, port=port
+        )
+    if offset.dtype not in (data_type.INT32, data_type.INT64):
+        raise GraphError(
+            f"ragged_offset {offset.label} has the wrong data type",
+            node=node.label,
+            port=port,
+            expected="int32 or int64",
+            actual=offset.dtype,
+        )
+    _check_tensor(offset, node, port)
+
+
 def _check_output_layout(tensor: Tensor, node: GraphNode, port: str) -> None:
-    """An output must not write an element twice: no zero or overlapping stride over a size above one."""
-    pairs = [
-        (stride, size)
-        for size, stride in zip(tensor.dim or (), tensor.stride or (), strict=True)
-        if isinstance(size, int) and isinstance(stride, int) and size > 1
-    ]
-    reach = 0  # of the dimensions with smaller strides; a stride within it may meet an element again
-    for stride, size in sorted(pairs):
-        if stride <= reach:
-            what = (
-                "stride 0"
-                if stride == 0
-                else f"stride {stride} inside the {reach + 1} elements of its inner dimensions"
-            )
-            raise GraphError(
-                f"output {tensor.label} has {what} over a size of {size}: its elements would overlap",
-                node=node.label,
-                port=port,
-            )
-        reach += stride * (size - 1)
+    """An output must not write an element twice: no overlap at the largest sizes (``execute`` checks the actual ones)."""
+    assert tensor.dim is not None
+    assert tensor.stride is not None
+    sizes = {dim.name: dim.largest for dim in dims_of((*tensor.dim, *tensor.stride))}
+    what = overlap(*([evaluate(value, sizes) for value in values] for values in (tensor.dim, tensor.stride)))
+    if what:
+        raise GraphError(f"output {tensor.label} has {what}: its elements would overlap", node=node.label, port=port)
 
 
 def _check_dims(graph: Graph) -> None:
-    seen: dict[str, Extent] = {}
-    from .._dims import dims_of
-
+    """Equal names mean equal ranges, and the operands' sizes tell every Dim."""
+    seen: dict[str, Dim] = {}
+    users: dict[str, Tensor] = {}
+    told: set[str] = set()
     for tensor in graph._used_tensors():
         for dim in dims_of((*(tensor.dim or ()), *(tensor.stride or ()))):
             known = seen.setdefault(dim.name, dim)
+            users.setdefault(dim.name, tensor)
             if known != dim:
                 raise GraphError(f"tensor {tensor.label}: {dim!r} contradicts {known!r}", node=tensor.label)
+        if not tensor.is_virtual:
+            told.update(one.name for value in tensor.dim or () if (one := binds(value)) is not None)
+    for name, tensor in users.items():
+        if name not in told:
+            raise GraphError(
+                f"tensor {tensor.label}: nothing tells the size of {name}; a Dim must be a size of an operand,"
+                " alone or times a number",
+                node=tensor.label,
+            )
 
 
 def _check_reachable(order: list[GraphNode]) -> None:

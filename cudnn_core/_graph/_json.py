@@ -10,13 +10,14 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._arguments import as_name
 from .._dims import extent_from_json, extent_to_json
 from .._dtypes import as_dtype, data_type
 from .._enums import as_member, tensor_reordering
 from .._errors import GraphError, nearest
+from .._ops._attrs import decode, encode, float_from_json, float_to_json
 from .._ops._table import lookup
-from ._builders import attr_from_json, make_node
-from ._freeze import attrs_json, json_float
+from ._builders import make_node
 
 if TYPE_CHECKING:
     from ._frozen import FrozenGraph, FrozenTensor
@@ -28,8 +29,8 @@ __all__ = ["dumps", "loads", "to_dict"]
 G = TypeVar("G", bound="Graph")
 
 _TOP = ("schema", "name", "io_data_type", "intermediate_data_type", "compute_data_type", "tensors", "nodes")
-_TENSOR = ("uid", "name", "dim", "stride", "data_type", "role", "by_value", "value", "reordering", "ragged_offset",
-           "ragged_offset_multiplier", "alignment_value")  # fmt: skip
+_TENSOR = ("uid", "name", "dim", "stride", "data_type", "role", "by_value", "value", "default", "reordering",
+           "ragged_offset", "ragged_offset_multiplier", "alignment_value")  # fmt: skip
 _NODE = ("op", "name", "compute_data_type", "inputs", "outputs", "attrs")
 
 
@@ -50,7 +51,7 @@ def to_dict(frozen: FrozenGraph, graph: Graph | None = None) -> dict[str, Any]:
                 "compute_data_type": node.compute_dtype.value,
                 "inputs": {port: _uids(value) for port, value in node.inputs.items()},
                 "outputs": {port: _uids(value) for port, value in node.outputs.items()},
-                "attrs": attrs_json(node.attrs),
+                "attrs": encode(node.attrs),
             }
             for node in frozen.nodes
         ],
@@ -65,11 +66,13 @@ def _tensor_dict(tensor: FrozenTensor) -> dict[str, Any]:
         "stride": [extent_to_json(value) for value in tensor.stride],
         "data_type": tensor.dtype.value,
         "role": tensor.role,
-        "by_value": tensor.by_value,
-        "value": json_float(tensor.value),
+        "by_value": "auto" if tensor.auto_by_value else tensor.by_value,
+        "value": float_to_json(tensor.value),
         "reordering": tensor.reordering,
         "ragged_offset": None if tensor.ragged_offset is None else tensor.ragged_offset.uid,
     }
+    if tensor.default is not None:
+        result["default"] = float_to_json(tensor.default)
     if tensor.ragged_offset_multiplier != 1:
         result["ragged_offset_multiplier"] = tensor.ragged_offset_multiplier
     if tensor.alignment_value != 1:
@@ -89,7 +92,7 @@ def loads(cls: type[G], text: str | bytes) -> G:
     """A graph from JSON text; GraphError names the field that is wrong."""
     try:
         document = json.loads(text, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise GraphError(f"graph JSON can't be read: {error}") from None
     return from_dict(cls, document)
 
@@ -133,6 +136,9 @@ def _tensor_from(graph: Graph, row: Mapping[str, Any], where: str) -> Tensor:
     if role not in ("input", "output", "virtual"):
         raise GraphError(f"{where}: unknown role {role!r}{nearest(str(role), ('input', 'output', 'virtual'))}")
     stride = row.get("stride")
+    by_value = row.get("by_value", False)
+    if not isinstance(by_value, bool) and by_value != "auto":
+        raise GraphError(f'{where}.by_value must be true, false or "auto", got {by_value!r}')
     tensor = graph.tensor(
         dim=[extent_from_json(value, f"{where}.dim") for value in _typed(row, "dim", list, where)],
         stride=None
@@ -140,31 +146,35 @@ def _tensor_from(graph: Graph, row: Mapping[str, Any], where: str) -> Tensor:
         else [extent_from_json(v, f"{where}.stride") for v in _list(stride, f"{where}.stride")],
         data_type=_typed(row, "data_type", str, where),
         is_virtual=role == "virtual",
-        is_pass_by_value=_typed(row, "by_value", bool, where, False),
+        is_pass_by_value=by_value is True,
         name=_typed(row, "name", str, where, ""),
         uid=row["uid"],
         reordering_type=as_member(tensor_reordering, row.get("reordering", "NONE")),
         ragged_offset_multiplier=_typed(row, "ragged_offset_multiplier", int, where, 1),
         alignment_value=_typed(row, "alignment_value", int, where, 1),
     )
-    value = row.get("value")
-    if value is not None:
-        if not tensor.by_value:
-            raise GraphError(f"{where}: only a by-value tensor has a value")
-        if isinstance(value, str):
-            if value not in ("inf", "-inf", "nan"):
-                raise GraphError(f"{where}: {value!r} is no number")
-            value = float(value)
-        elif not isinstance(value, (bool, int, float)):
-            raise GraphError(f"{where}: {value!r} is no number")
-        tensor.value = value
+    tensor._by_value = by_value
+    value, default = _number(row, "value", where), _number(row, "default", where)
+    if (value is not None or default is not None) and by_value is not True:
+        raise GraphError(f"{where}: only a by-value tensor has a value or a default")
+    if value is not None and default is not None:
+        raise GraphError(f"{where}: a constant has no default")
+    tensor._value, tensor._default = value, default
     return tensor
+
+
+def _number(row: Mapping[str, Any], field: str, where: str) -> float | bool | None:
+    value = float_from_json(row.get(field))
+    if value is not None and not isinstance(value, (bool, int, float)):
+        raise GraphError(f"{where}.{field}: {value!r} is no number")
+    return value
 
 
 def _node_from(graph: Graph, row: Any, tensors: Mapping[int, Tensor], where: str) -> None:
     _fields(row, _NODE, where)
     op = lookup(_typed(row, "op", str, where))
-    label = _typed(row, "name", str, where, "") or where
+    given_name = as_name(_typed(row, "name", str, where, ""), f"{where}.name")
+    label = given_name or where
     values: dict[str, Any] = {}
     for kind, ports in (("inputs", op.inputs), ("outputs", op.outputs)):
         given = _typed(row, kind, dict, where)
@@ -185,10 +195,10 @@ def _node_from(graph: Graph, row: Any, tensors: Mapping[int, Tensor], where: str
     for name, value in attrs.items():
         if name not in known_attrs:
             raise GraphError(f"{where}: {op.name} has no attribute {name!r}{nearest(name, known_attrs)}")
-        values[name] = attr_from_json(known_attrs[name], value, label)
+        values[name] = decode(known_attrs[name], value, label)
     compute = as_dtype(row.get("compute_data_type"))
     produced = {port for port in values if port in {p.name for p in op.outputs}}
-    make_node(graph, op, label, _typed(row, "name", str, where, ""), compute, values)
+    make_node(graph, op, label, given_name, compute, values)
     node = graph._nodes[-1]
     extra = [port for port in node.outputs if port not in produced]
     if extra:

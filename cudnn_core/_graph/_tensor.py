@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from .._arguments import as_int, as_list, shown
 from .._dims import Dim, Extent, Product
 from .._dtypes import as_dtype, data_type
 from .._enums import as_member, tensor_reordering
-from .._errors import GraphError
+from .._errors import GraphError, GraphTypeError
 
 if TYPE_CHECKING:
     from .._ops._schema import Op
@@ -22,22 +25,22 @@ __all__ = ["GraphNode", "Tensor", "extents"]
 
 
 def extents(values: object, where: str, *, strides: bool = False) -> tuple[Extent, ...]:
-    """A sequence of sizes (or strides) as a tuple; GraphError names ``where``."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise GraphError(f"{where} must be a sequence of sizes, got {values!r}")
-    result: list[Extent] = []
-    for value in values:
-        if isinstance(value, (Dim, Product)):
-            result.append(value)
-            continue
-        try:
-            number = value.__index__()
-        except AttributeError:
-            raise GraphError(f"{where} must hold ints or Dims, got {value!r}") from None
-        if isinstance(value, bool) or number < 0:
-            raise GraphError(f"{where} must hold {'strides' if strides else 'sizes'} >= 0, got {value!r}")
-        result.append(number)
-    return tuple(result)
+    """A sequence of sizes (or strides) as a tuple; GraphTypeError names ``where``."""
+    items = as_list(values, where)
+    return tuple(v if isinstance(v, (Dim, Product)) else _extent(v, where, strides) for v in items)
+
+
+def _extent(value: object, where: str, strides: bool) -> int:
+    try:
+        return as_int(value, where, 0)
+    except GraphTypeError:
+        kind = "strides" if strides else "sizes"
+        raise GraphTypeError(f"{where} must hold {kind} >= 0 (ints or Dims), got {shown(value)}") from None
+
+
+def _reader(slot: str) -> Any:
+    """A property without a setter: a change goes through a method, which drops what was derived from the old value."""
+    return property(attrgetter(slot))
 
 
 class Tensor:
@@ -49,24 +52,25 @@ class Tensor:
 
     __slots__ = (
         "__weakref__",
+        "_alignment_value",
         "_auto_dim",
         "_auto_dtype",
         "_auto_stride",
+        "_by_value",
+        "_default",
         "_dim",
         "_dtype",
+        "_is_virtual",
         "_name",
         "_owner",
+        "_producer",
+        "_ragged_offset",
+        "_ragged_offset_multiplier",
+        "_reordering",
         "_stride",
         "_uid",
-        "alignment_value",
-        "by_value",
-        "is_virtual",
-        "producer",
-        "ragged_offset",
-        "ragged_offset_multiplier",
-        "reordering",
-        "uid_assigned",
-        "value",
+        "_uid_assigned",
+        "_value",
     )
 
     def __init__(self, owner: Graph, uid: int, name: str) -> None:
@@ -79,16 +83,29 @@ class Tensor:
         self._auto_dim: tuple[Extent, ...] | None = None
         self._auto_stride: tuple[Extent, ...] | None = None
         self._auto_dtype = data_type.NOT_SET
-        self.uid_assigned = False
-        self.is_virtual = False
-        # True, False, or "auto": a one-element CPU tensor, which is a host value only where the plan runs on a GPU.
-        self.by_value: bool | str = False
-        self.value: float | int | bool | None = None
-        self.reordering = tensor_reordering.NONE
-        self.ragged_offset: Tensor | None = None
-        self.ragged_offset_multiplier = 1
-        self.alignment_value = 1
-        self.producer: GraphNode | None = None
+        self._uid_assigned = False
+        self._is_virtual = False
+        self._by_value: bool | str = False
+        self._value: float | int | bool | None = None
+        self._default: float | int | bool | None = None
+        self._reordering = tensor_reordering.NONE
+        self._ragged_offset: Tensor | None = None
+        self._ragged_offset_multiplier = 1
+        self._alignment_value = 1
+        self._producer: GraphNode | None = None
+
+    # True, False, or "auto": a one-element CPU tensor, which is a host value only where the plan runs on a GPU.
+    by_value: bool | str = _reader("_by_value")
+    # Of a constant of the graph: a by-value tensor that is no operand.
+    value: float | int | bool | None = _reader("_value")
+    # Of a by-value operand: what execute uses if the caller gives nothing.
+    default: float | int | bool | None = _reader("_default")
+    is_virtual: bool = _reader("_is_virtual")
+    reordering: tensor_reordering = _reader("_reordering")
+    ragged_offset: Tensor | None = _reader("_ragged_offset")
+    ragged_offset_multiplier: int = _reader("_ragged_offset_multiplier")
+    alignment_value: int = _reader("_alignment_value")
+    producer: GraphNode | None = _reader("_producer")
 
     def __repr__(self) -> str:
         shape = "?" if self.dim is None else "x".join(map(str, self.dim))
@@ -176,7 +193,7 @@ class Tensor:
 
     def set_is_virtual(self, value: bool) -> Tensor:
         graph = self._graph("set_is_virtual")
-        self.is_virtual = bool(value)
+        self._is_virtual = bool(value)
         graph._changed()
         return self
 
@@ -185,14 +202,17 @@ class Tensor:
         return self.set_is_virtual(not value)
 
     def set_is_pass_by_value(self, value: bool) -> Tensor:
+        """Whether a host value stands for the tensor; without one it has no constant value and no default either."""
         graph = self._graph("set_is_pass_by_value")
-        self.by_value = bool(value)
+        self._by_value = bool(value)
+        if not value:
+            self._value = self._default = None
         graph._changed()
         return self
 
     def set_reordering_type(self, reordering_type: object) -> Tensor:
         graph = self._graph("set_reordering_type")
-        self.reordering = as_member(tensor_reordering, reordering_type)
+        self._reordering = as_member(tensor_reordering, reordering_type)
         graph._changed()
         return self
 
@@ -200,22 +220,20 @@ class Tensor:
         graph = self._graph("set_ragged_offset")
         if ragged_offset is not None:
             graph._own(ragged_offset, f"{self.label}.ragged_offset")
-        self.ragged_offset = ragged_offset
+        self._ragged_offset = ragged_offset
         graph._changed()
         return self
 
     def set_ragged_offset_multiplier(self, multiplier: int) -> Tensor:
         graph = self._graph("set_ragged_offset_multiplier")
-        self.ragged_offset_multiplier = int(multiplier)
+        self._ragged_offset_multiplier = as_int(multiplier, f"{self.label}.ragged_offset_multiplier", 1)
         graph._changed()
         return self
 
     def set_alignment_value(self, value: int) -> Tensor:
         """Promise that every value of this integer tensor is a multiple of ``value``."""
         graph = self._graph("set_alignment_value")
-        if value < 1:
-            raise GraphError(f"{self.label}: alignment_value must be >= 1, got {value}")
-        self.alignment_value = int(value)
+        self._alignment_value = as_int(value, f"{self.label}.alignment_value", 1)
         graph._changed()
         return self
 
@@ -245,9 +263,9 @@ class Tensor:
 
 
 class GraphNode:
-    """One operation under construction: what the op row's functions read."""
+    """One operation under construction, read-only: what the op row's functions read."""
 
-    __slots__ = ("attrs", "compute_dtype", "inputs", "name", "outputs", "row")
+    __slots__ = ("_attrs", "_compute_dtype", "_inputs", "_name", "_outputs", "_row")
 
     def __init__(
         self,
@@ -258,12 +276,19 @@ class GraphNode:
         outputs: Mapping[str, Any],
         attrs: Mapping[str, Any],
     ) -> None:
-        self.row = row
-        self.name = name
-        self.compute_dtype = compute_dtype
-        self.inputs = inputs
-        self.outputs = outputs
-        self.attrs = attrs
+        self._row = row
+        self._name = name
+        self._compute_dtype = compute_dtype
+        self._inputs = MappingProxyType(inputs)
+        self._outputs = MappingProxyType(outputs)
+        self._attrs = MappingProxyType(attrs)
+
+    row: Op = _reader("_row")
+    name: str = _reader("_name")
+    compute_dtype: data_type = _reader("_compute_dtype")
+    inputs: Mapping[str, Any] = _reader("_inputs")
+    outputs: Mapping[str, Any] = _reader("_outputs")
+    attrs: Mapping[str, Any] = _reader("_attrs")
 
     @property
     def op(self) -> str:
@@ -279,6 +304,16 @@ class GraphNode:
                 yield from value
             else:
                 yield value
+
+    def sources(self) -> Iterable[Tensor]:
+        """What must exist before the op runs: its inputs, and the offsets of its ragged inputs and outputs."""
+        for tensor in self.input_tensors():
+            yield tensor
+            if tensor.ragged_offset is not None:
+                yield tensor.ragged_offset
+        for tensor in self.output_tensors():
+            if tensor.ragged_offset is not None:
+                yield tensor.ragged_offset
 
     def output_tensors(self) -> Iterable[Tensor]:
         return self.outputs.values()

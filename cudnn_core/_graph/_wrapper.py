@@ -1,7 +1,8 @@
 """The frontend's wrapper form: ``with Graph(inputs=..., outputs=...) as g: ...`` and then ``g(...)``.
 
-Leaving the block builds the graph. Framework tensors that were passed to builders are known as ``node::argument``; a call
-allocates the outputs that it is not given. Mixed into Graph.
+Leaving the block builds the graph. Framework tensors that were passed to builders in the block are known as
+``node::argument``: they stand for their layout, and every call brings the data. A call allocates the outputs that it is not
+given. Mixed into Graph.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .._dims import dims_of, evaluate
+from .._dims import dims_of
+from .._dtypes import bits
 from .._errors import ExecutionError, GraphError, GraphTypeError, HandleError
+from .._slot import extent_bytes, storage
 from ._tensor import Tensor
 
 if TYPE_CHECKING:
@@ -21,15 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["WrapperForm"]
 
-_TORCH_NAMES = {
+# Where the frameworks' name differs; what they lack is allocated as bytes.
+_NAMES = {
     "boolean": "bool",
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
     "fp8_e8m0": "float8_e8m0fnu",
-    "fp8_e5m3": "uint8",
-    "fp4_e2m1": "uint8",
-    "int4": "uint8",
+    "int4": "",  # torch has a name for it that no memory can be of
 }
+_EXECUTE_KEYWORDS = ("override_uids", "override_shapes", "override_strides")
 
 
 class WrapperForm:
@@ -106,25 +109,22 @@ class WrapperForm:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``g({key: buffer})`` returns the mapping, completed with allocated outputs; ``g(*inputs)`` (after ``inputs`` and
-        ``outputs`` were listed) returns the outputs. Keywords: ``handle``, ``workspace`` and those of ``execute``."""
+        ``outputs`` were listed) returns the outputs. Keywords: ``handle``, ``workspace`` and the overrides of ``execute``."""
         if not self._left:
             raise GraphError("call the graph after its with block")
         handle = kwargs.pop("handle", None) or self.handle
         workspace = kwargs.pop("workspace", None)
+        for name in kwargs:
+            if name not in _EXECUTE_KEYWORDS:
+                raise GraphTypeError(f"the graph takes no keyword {name!r}")
         plan = self.selected_plan
         if handle is None and plan.device.type == "cuda":
             raise HandleError("need a cudnn handle: pass handle= here or to the constructor")
-        if len(args) == 1 and isinstance(args[0], dict):
-            buffers, by_tensor = args[0], {}
-            for key, value in args[0].items():
-                by_tensor[self._resolve(key)] = value
-        else:
-            if self._io is None:
-                raise GraphError("a positional call needs inputs= and outputs=, or set_io_tuples")
-            if len(args) != len(self._io[0]):
-                raise ExecutionError(f"the graph takes {len(self._io[0])} inputs, got {len(args)}")
-            buffers = None
-            by_tensor = dict(zip(self._io[0], args, strict=True))
+        buffers = args[0] if len(args) == 1 and isinstance(args[0], dict) else None
+        by_tensor = self._positional(args) if buffers is None else self._named(buffers)
+        for name, tensor in self._io_names.items():
+            if tensor not in by_tensor and tensor in self.get_inputs():
+                raise ExecutionError(f"input {name} is missing", operand=name)
         made: dict[Tensor, Any] = {}
         for tensor in self.get_outputs():
             if tensor not in by_tensor:
@@ -133,20 +133,38 @@ class WrapperForm:
             if not self._workspace_alloc:
                 raise ExecutionError("workspace_alloc=False: pass workspace=", operand="workspace")
             workspace = _workspace(plan)
-        overrides = {name: kwargs.pop(name) for name in ("override_shapes",) if name in kwargs}
-        if kwargs:
-            raise GraphTypeError(f"the graph takes no keyword {next(iter(kwargs))!r}")
-        plan.execute(by_tensor, workspace, handle, **overrides)
+        graph: Any = self
+        graph.execute(by_tensor, workspace, handle, **kwargs)
         if buffers is not None:
             for tensor, value in made.items():
-                buffers[tensor.name or tensor.uid] = value
+                buffers[tensor.name if self.find_tensor(tensor.name) is tensor else tensor.uid] = value
             return buffers
         assert self._io is not None
         results = tuple(by_tensor[tensor] for tensor in self._io[1])
         return results[0] if len(results) == 1 else results
 
+    def _positional(self, args: tuple[Any, ...]) -> dict[Tensor, Any]:
+        if self._io is None:
+            raise GraphError("a positional call needs inputs= and outputs=, or set_io_tuples")
+        if len(args) != len(self._io[0]):
+            raise ExecutionError(f"the graph takes {len(self._io[0])} inputs, got {len(args)}")
+        return dict(zip(self._io[0], args, strict=True))
+
+    def _named(self, buffers: Mapping[Any, Any]) -> dict[Tensor, Any]:
+        found: dict[Tensor, Any] = {}
+        for key, value in buffers.items():
+            tensor = self._resolve(key)
+            if tensor in found:
+                raise ExecutionError(f"operand {tensor.label} is given twice", operand=tensor.label)
+            found[tensor] = value
+        return found
+
     def _record_io(self, label: str, argument: str, tensor: Tensor, value: object) -> None:
-        self._io_names[f"{label}::{argument}"] = tensor
+        """Let ``label::argument`` and ``value`` itself name the tensor that a builder made of ``value``."""
+        if not self._entered:
+            return
+        if self._io_names.setdefault(f"{label}::{argument}", tensor) is not tensor:
+            raise GraphError(f"two nodes are named {label!r}: {label}::{argument} would name two tensors", node=label)
         self._io_objects[id(value)] = tensor
 
     def _resolve(self, entry: object) -> Tensor:
@@ -173,50 +191,49 @@ class WrapperForm:
         if any(True for _ in dims_of((*(tensor.dim or ()), *(tensor.stride or ())))):
             raise ExecutionError(f"output {tensor.label} has runtime sizes: pass a buffer for it", operand=tensor.name)
         plan = self.selected_plan
-        torch = sys.modules.get("torch")
+        dtype, dim, stride = tensor.dtype.value, tensor.dim or (), tensor.stride or ()
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if torch is not None and any(type(value).__module__.startswith("torch") for value in given.values()):
-            dtype = getattr(torch, _TORCH_NAMES.get(tensor.dtype.value, tensor.dtype.value))
+            element, dim, stride = _element(torch, dtype, dim, stride)
             device = "cpu" if plan.device.type == "cpu" else f"cuda:{plan.device.ordinal}"
-            return torch.empty_strided(tensor.dim, tensor.stride, dtype=dtype, device=device)
-        if plan.device.type == "cpu":
-            numpy = sys.modules.get("numpy")
-            if numpy is not None:
-                return _numpy_empty(numpy, tensor)
+            return torch.empty_strided(dim, stride, dtype=element, device=device)
+        if plan.device.type == "cpu" and numpy is not None:
+            element, dim, stride = _element(numpy, dtype, dim, stride)
+            size = numpy.dtype(element).itemsize
+            memory = numpy.empty(extent_bytes(dtype, tensor.dim or (), tensor.stride or ()), numpy.uint8)  # type: ignore[arg-type]
+            return numpy.ndarray(dim, element, memory, strides=[step * size for step in stride])
         raise ExecutionError(f"output {tensor.label}: pass a buffer for it", operand=tensor.name)
 
 
-def _numpy_empty(numpy: Any, tensor: Tensor) -> Any:
-    name = {"boolean": "bool"}.get(tensor.dtype.value, tensor.dtype.value)
+def _element(framework: Any, dtype: str, dim: Any, stride: Any) -> tuple[Any, Any, Any]:
+    """(type, shape, strides) in which torch or numpy hold such a tensor: bytes if they have no such type."""
+    name = _NAMES.get(dtype, dtype)
     try:
-        dtype = numpy.dtype(name)
-    except TypeError:
-        raise ExecutionError(
-            f"output {tensor.label}: numpy has no {name}; pass a buffer", operand=tensor.name
-        ) from None
-    shape = [evaluate(size, {}) for size in tensor.dim or ()]
-    steps = [evaluate(step, {}) for step in tensor.stride or ()]
-    last = sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
-    base = numpy.empty(last + 1, dtype)
-    return numpy.lib.stride_tricks.as_strided(base, shape, [step * dtype.itemsize for step in steps])
+        return framework.dtype(name) if framework.__name__ == "numpy" else getattr(framework, name), dim, stride
+    except (AttributeError, TypeError):
+        pass
+    if bits(dtype) == 16:  # bfloat16 in numpy: pairs of bytes would help nobody
+        raise ExecutionError(f"{framework.__name__} has no {dtype}: pass a buffer for the output")
+    return framework.uint8, *((dim, stride) if bits(dtype) == 8 else storage(dtype, dim, stride))
 
 
 def _workspace(plan: Plan) -> Any:
-    """A buffer with an aligned start, allocated for this one call: calls on several streams must not share one."""
-    size, align = plan.workspace_size, 256
+    """A buffer allocated for this one call: calls on several streams must not share one."""
+    size = plan.workspace_size
     if plan.device.type == "cpu":
-        import ctypes
-
-        raw = ctypes.create_string_buffer(size + align)
-        return _Aligned(raw, -(-ctypes.addressof(raw) // align) * align, size)
+        return _HostMemory(size)
     torch = sys.modules.get("torch")
     if torch is None:
         raise ExecutionError("pass workspace=: no framework is loaded that could allocate it", operand="workspace")
     return torch.empty(size, dtype=torch.uint8, device=f"cuda:{plan.device.ordinal}")
 
 
-class _Aligned:
-    """An aligned window of a host buffer, as an array interface."""
+class _HostMemory:
+    """Bytes, as an array interface."""
 
-    def __init__(self, owner: object, address: int, size: int) -> None:
-        self._owner = owner
-        self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+    def __init__(self, size: int) -> None:
+        import ctypes
+
+        self._raw = ctypes.create_string_buffer(size)
+        data = (ctypes.addressof(self._raw), False)
+        self.__array_interface__ = {"data": data, "shape": (size,), "typestr": "|u1", "version": 3}

@@ -30,9 +30,11 @@ __all__ = [
     "enum_name",
     "exact_div",
     "is_dense",
+    "layout_axes",
     "like_strides",
     "node_bytes",
     "numel",
+    "packed_like",
     "rank_of",
     "reordering_of",
     "round_up",
@@ -140,6 +142,18 @@ def _axis_order(stride: Shape) -> list[int]:
     return sorted(range(len(stride)), key=lambda axis: -_typical(stride[axis]))
 
 
+def _has_order(dim: Shape, stride: Shape, axis: int) -> bool:
+    """Whether an axis has a place in memory: one of a single element or broadcast by stride 0 has none."""
+    return not same(dim[axis], 1) and not same(stride[axis], 0)
+
+
+def layout_axes(tensor: Tensor) -> int:
+    """How many axes of a tensor have a place in memory; 0 while its layout is unknown."""
+    if tensor.dim is None or tensor.stride is None or len(tensor.dim) != len(tensor.stride):
+        return 0
+    return sum(_has_order(tensor.dim, tensor.stride, axis) for axis in range(len(tensor.dim)))
+
+
 def is_dense(dim: Shape, stride: Shape) -> bool:
     """Whether the tensor fills its memory without gaps or overlap, in any order of axes."""
     axes = [axis for axis in _axis_order(stride) if not same(dim[axis], 1)]
@@ -154,9 +168,18 @@ def like_strides(tensor: Tensor | None, dim: Shape | None) -> tuple[Extent, ...]
     """
     if tensor is None or dim is None or tensor.stride is None or len(tensor.stride) != len(dim):
         return None
-    if same_shape(tensor.dim, dim) and is_dense(dim, tensor.stride):
-        return tuple(tensor.stride)
-    return packed_strides(dim, _axis_order(tensor.stride))
+    return packed_like(tensor.dim or (), tensor.stride, dim)
+
+
+def packed_like(like: Shape, stride: Shape, dim: Shape) -> tuple[Extent, ...]:
+    """Packed strides for ``dim`` in the axis order of a tensor of sizes ``like``; axes without an order stay row-major."""
+    if same_shape(like, dim) and is_dense(dim, stride):
+        return tuple(stride)
+    order = [axis for axis in _axis_order(stride) if _has_order(like, stride, axis)]
+    for axis in range(len(dim)):
+        if axis not in order:
+            order.insert(next((i for i, other in enumerate(order) if other > axis), len(order)), axis)
+    return packed_strides(dim, order)
 
 
 def rank_of(value: object) -> int | None:

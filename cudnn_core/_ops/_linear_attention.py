@@ -29,13 +29,13 @@ def _sequences(node: Node) -> Extent | None:
     if bounds is not None and len(bounds) == 1 and isinstance(bounds[0], int):
         return bounds[0] - 1
     rows = dim_of(node, "state_indices") or dim_of(node, "initial_state")
-    return None if rows is None else rows[0]
+    return rows[0] if rows else None
 
 
 def _state_rows(node: Node) -> Extent | None:
     """Rows of final_state: the pool's with state_indices, else one for each sequence."""
     state = dim_of(node, "initial_state")
-    if "state_indices" in node.inputs and state is not None:
+    if "state_indices" in node.inputs and state:
         return state[0]
     return _sequences(node)
 
@@ -107,8 +107,8 @@ def _validate_shapes(check: Checks) -> None:
                 check.shape(port, specs[port].dim)
     state = check.get("initial_state")
     if state is not None:
-        rows = state.dim[0] if "state_indices" in node.inputs or not state.dim else _sequences(node)
-        if rows is not None:
+        rows = state.dim[0] if "state_indices" in node.inputs and state.dim else _sequences(node)
+        if check.rank("initial_state", 4) and rows is not None:
             check.shape("initial_state", (rows, gates[1], v[2], q[2]))
 
 

@@ -13,6 +13,7 @@ from ._common import (
     broadcast,
     broadcast_shape,
     elements,
+    layout_axes,
     like_strides,
     node_bytes,
     numel,
@@ -97,7 +98,8 @@ def _out_dtype(op: str) -> str | None:
 def _infer(node: Node) -> Mapping[str, TensorSpec]:
     tensors = _inputs(node)
     dim = broadcast_shape(tensors)
-    pattern = next((tensor for tensor in tensors if same_shape(tensor.dim, dim)), tensors[0])
+    # The input of the full shape that says most of the layout, the first of equals.
+    pattern = max((tensor for tensor in tensors if same_shape(tensor.dim, dim)), key=layout_axes, default=tensors[0])
     return {"out": TensorSpec(dim, like_strides(pattern, dim), _out_dtype(node.op))}
 
 

@@ -3,7 +3,8 @@
 A row is data plus four small functions of a *node*: anything with ``inputs`` and ``outputs`` (port -> tensor, a tuple of
 tensors for a variadic port; absent optional ports are absent keys) and ``attrs`` (complete after defaults). Tensors have
 ``dim``, ``stride``, ``dtype`` (a member of data_type) and ``name``; while a graph is being built ``dim`` and ``stride``
-may be None and ``dtype`` NOT_SET.
+may be None and ``dtype`` NOT_SET. A row that is malformed raises ManifestError when it is made; functions that raise, or
+answer something else than they should, come out as GraphErrors that name the op (see ``_guard``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from .._dims import Extent
+from .._errors import GraphError, ManifestError
+from ._attrs import canonical
+from ._guard import call, check_row, dims_answer, guarded, in_place_answer, infer_answer, problems_answer
 
 __all__ = ["REQUIRED", "Attr", "Cost", "Node", "Op", "Param", "Port", "Problem", "Tensor", "TensorSpec"]
 
@@ -198,16 +202,34 @@ class Op:
         self.inputs = inputs
         self.outputs = outputs
         self.attrs = attrs
-        self.infer = infer
-        self.validate = validate
-        self.dims = dims
-        self.operands = dict(operands or {})
+        self.operands = operands or {}
         self.cost = cost
-        self.builders = dict(builders or {})
+        self.builders = builders or {}
         self.reference = reference
         self.alias = alias
-        self.in_place = in_place
         self.doc = doc
+        check_row(self)
+        try:
+            self.attrs = tuple(
+                attr
+                if attr.default is REQUIRED or attr.default is None
+                else attr._replace(default=canonical(attr, attr.default, name))
+                for attr in attrs
+            )
+        except GraphError as error:
+            raise ManifestError(f"default of {error}", subject=f"op.{name}") from None
+        ports = frozenset(port.name for port in outputs)
+        self.infer = guarded(name, "infer", infer, infer_answer(ports))
+        self.validate = guarded(name, "validate", validate, problems_answer)
+        # Configuration rules and shared memory can do without an answer.
+        self.dims = guarded(name, "dims", dims, dims_answer, instead={})
+        self.in_place = None if in_place is None else guarded(name, "in_place", in_place, in_place_answer, instead=())
 
     def __repr__(self) -> str:
         return f"Op({self.name!r})"
+
+    def has_output(self, port: Port, attrs: Mapping[str, Any]) -> bool:
+        """Whether an output exists unless the caller supplies it: from the attributes."""
+        if port.optional or port.when is None:
+            return not port.optional
+        return bool(call(self.name, f"when of {port.name}", port.when, lambda answer, _: answer, attrs))

@@ -17,6 +17,7 @@ from ._common import (
     is_dense,
     like_strides,
     node_bytes,
+    packed_like,
     shape_text,
 )
 from ._schema import Attr, Cost, Node, Op, Param, Port, Problem, TensorSpec
@@ -82,8 +83,13 @@ def _infer_transpose(node: Node) -> Mapping[str, TensorSpec]:
     dtype = _known(source.dtype)
     if dim is None or not _is_permutation(permutation, len(dim)):
         return {"Y": TensorSpec(dim, dtype=dtype)}
+    moved = tuple(dim[axis] for axis in permutation)
     stride = None if source.stride is None else tuple(source.stride[axis] for axis in permutation)
-    return {"Y": TensorSpec(tuple(dim[axis] for axis in permutation), stride, dtype)}
+    if stride is not None and any(
+        same(step, 0) and not same(size, 1) for size, step in zip(moved, stride, strict=True)
+    ):
+        stride = packed_like(moved, stride, moved)  # a broadcast input has no memory of its own to stay in
+    return {"Y": TensorSpec(moved, stride, dtype)}
 
 
 def _validate_transpose(node: Node) -> Iterable[Problem]:

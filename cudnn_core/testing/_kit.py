@@ -172,8 +172,9 @@ class Kit:
 
     def plan(self, entry: EngineEntry, case: Case, device: DeviceInfo, config: PlanConfig | None = None) -> Plan:
         """The plan of an accepted case. KitFailure if it does not build (BuildError stays, for a ``config`` given)."""
+        from .._building import build_config, finish
         from .._errors import BuildError
-        from .._planner import Survey, build_config, finish
+        from .._planner import Survey
 
         graph = case.freeze(device.type)
         found = self.candidate(entry, case, device)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -277,6 +278,10 @@ def _run(kit: Kit, entry: EngineEntry, device: DeviceInfo, name: str, cases: lis
     """The check on the first of ``cases`` that the engine accepts, and one with runtime sizes if there is one."""
 
     def check(note: Callable[[str], None]) -> None:
+        if find_spec("numpy") is None:
+            from ._kit import KitFailure
+
+            raise KitFailure("the conformance kit needs numpy to run plans: pip install numpy")
         from . import _running as module
 
         if name in _CUDA:

@@ -15,6 +15,7 @@ from .._engine import ExecutionContext, VariantPack
 from ._codec import decode
 from ._compare import mismatch, moves_only
 from ._inputs import make_inputs
+from ._kit import KitFailure
 from ._memory import Block, Layout, first_change
 from ._oracle import Val, evaluate
 
@@ -94,7 +95,11 @@ class Rig:
                     image: Any = np.zeros(layout.nbytes, dtype=np.uint8)
                     layout.write(image, 0, self.inputs(variant, seed)[tensor.index])
                     stored[tensor.index] = layout.read(image, 0)
-            self._expected[key] = self.oracle(self.graph, stored)
+            try:
+                self._expected[key] = self.oracle(self.graph, stored)
+            except KeyError as error:
+                hint = "install cudnn-core-torch-reference, and give the op's row a reference"
+                raise KitFailure(f"case {self.case.name} can't be judged: {error.args[0]} ({hint})") from error
         return self._expected[key]
 
     def stage(
@@ -124,9 +129,8 @@ class Rig:
             block.store()
             blocks.append(block)
             values.append(block.address)
-        workspace = Block(
-            plan.device, plan._compiled.workspace_size, fill=fill
-        )  # the canary follows what the engine asked
+        # The canary follows what the engine asked for: on a CPU the plan's own size has room to align it.
+        workspace = Block(plan.device, plan._compiled.workspace_size, fill=fill)
         workspace.store()
         return Run(self, plan, blocks, values, workspace, (variant, seed))
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .._candidates import _support_problem
 from .._context import build_device
 from .._declines import Decline, check_code
 from .._driver import use_driver
 from .._engine import Declined, ExecutionContext, Support
 from .._errors import CudnnCoreError
 from .._filter import filter_graph
+from .._protocol import ProtocolError, as_verdict
 from ._kit import Kit, KitFailure, failure_text, place, short_graph
 
 if TYPE_CHECKING:
@@ -201,9 +201,10 @@ def verdict_problem(verdict: Any, entry: EngineEntry) -> str:
             if problem:
                 return problem
         return ""
-    problem = _support_problem(verdict, entry.spec)
-    if problem:
-        return problem
+    try:
+        as_verdict(verdict, entry.spec)
+    except ProtocolError as error:
+        return str(error)
     assert isinstance(verdict, Support)
     for config in verdict.configs:
         declines = entry.spec.knob_declines(config.knobs)

@@ -6,6 +6,7 @@ import pytest
 
 import cudnn_core
 from cudnn_core import PlanConfig, _bench
+from cudnn_core._registry import EngineEntry
 from cudnn_core._tuning import device_facts, load
 
 FAST = ("--repeats", "3", "--warmup", "1")
@@ -49,6 +50,19 @@ def test_a_new_revision_of_an_engine_invalidates_the_record(cli, graph_file, eng
         cli("bench", file, *FAST)
     with engines(slow=SLOW, quick={**QUICK, "revision": 2}):
         assert explained(file) == ("slow:add@1", "prior")
+
+
+def test_an_upgrade_of_what_an_engine_is_made_of_invalidates_the_record(cli, graph_file, engines, monkeypatch):
+    file = graph_file()
+    with engines(slow=SLOW, quick=QUICK):
+        cli("bench", file, *FAST)
+        assert explained(file) == ("quick:add@1", "measured")
+        assert all(sample.dists for sample in record(file).samples)
+        now = EngineEntry.environment
+        monkeypatch.setattr(EngineEntry, "environment", lambda self: {**now(self), "torch": "99.0"})
+        assert explained(file) == ("slow:add@1", "prior")
+        cli("bench", file, *FAST)
+        assert explained(file) == ("quick:add@1", "measured")
 
 
 @pytest.mark.parametrize(

@@ -210,3 +210,20 @@ def test_what_is_wrong_is_shown_and_what_is_fine_is_counted(cli, monkeypatch):
     assert "RuntimeError: and more" in out
     assert "2 problems; 1 more checks are fine" in out
     assert "all is well" in cli("doctor", "--verbose")[1]
+
+
+def test_a_project_file_of_another_user_is_mentioned(machine, monkeypatch):
+    from cudnn_core._config import _sources
+
+    file = machine / "work" / "cudnn_core.toml"
+    file.write_text("nonsense = =\n")
+    mine = _sources._foreign_owner
+    inode = file.stat().st_ino
+    monkeypatch.setattr(
+        _sources, "_foreign_owner", lambda status: "owned by uid 7" if status.st_ino == inode else mine(status)
+    )
+    lines = list(_probes.configuration(Options))
+    assert lines[0] == Line(
+        "configuration", "info", str(file), "does not count as a project configuration: is owned by uid 7"
+    )
+    assert not [line for line in lines if line.level == "problem"]

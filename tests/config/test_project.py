@@ -148,19 +148,112 @@ def test_it_must_not_be_writable_by_everyone(world, name):
     world.load()
 
 
+# Another user's files.
+
+
+@pytest.fixture
+def strangers(world, monkeypatch):
+    """``strangers(*paths)``: those files and folders belong to somebody else, whatever the machine's user is."""
+    theirs = set()
+    real = {name: getattr(os, name) for name in ("stat", "lstat", "fstat")}
+
+    def owned(status):
+        if (status.st_dev, status.st_ino) not in theirs:
+            return status
+        return os.stat_result([*status[:4], 12345, *status[5:]])
+
+    for name, function in real.items():
+        monkeypatch.setattr(os, name, lambda *args, function=function, **kwargs: owned(function(*args, **kwargs)))
+
+    def give(*paths):
+        for path in paths:
+            status = real["lstat"](path)
+            theirs.add((status.st_dev, status.st_ino))
+
+    return give
+
+
+def text_of(name):
+    return "schema = 1\nstrict = true\n" if name == "project" else "[tool.cudnn_core]\nschema = 1\nstrict = true\n"
+
+
 @pytest.mark.parametrize("name", ["project", "pyproject"])
-def test_it_must_belong_to_the_user_or_to_root(world, name, monkeypatch):
+def test_another_users_file_does_not_count_and_is_reported(world, strangers, name):
     path = getattr(world, name)
-    path.write_text("schema = 1\n" if name == "project" else "[tool.cudnn_core]\nschema = 1\n")
-    owner = path.stat().st_uid
-    monkeypatch.setattr(os, "geteuid", lambda: owner)
-    world.load()
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    if owner == 0:
-        world.load()  # root's files are trusted by everyone
-        os.chown(path, 12345, -1)
-    with pytest.raises(ConfigError, match="neither you nor root"):
-        world.load()
+    path.write_text(text_of(name))
+    assert world.load().strict is True
+    assert _config.foreign_files(world.folder) == []
+    strangers(path)
+    assert world.load().strict is False
+    assert _config.foreign_files(world.folder) == [(str(path), "is owned by uid 12345, neither you nor root")]
+
+
+@pytest.mark.parametrize("name", ["project", "pyproject"])
+@pytest.mark.parametrize("what", ["nonsense", "binary", "huge", "folder", "pipe", "link to a folder", "dangling link"])
+def test_whatever_another_user_puts_there_stops_nobody(world, strangers, name, what):
+    path = getattr(world, name)
+    if what == "folder":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif "link" in what:
+        path.symlink_to(world.home if what == "link to a folder" else "nowhere")
+    else:
+        path.write_bytes({"nonsense": b"cudnn_core = =", "binary": b"\xff", "huge": b"# cudnn_core\n" * 100_000}[what])
+    with pytest.raises(ConfigError):
+        world.load()  # while it is one's own
+    strangers(path)
+    assert world.load() == _config.Config()
+    assert [found for found, _ in _config.foreign_files(world.folder)] == [str(path)]
+
+
+def test_another_users_link_to_a_file_of_ones_own_does_not_count(world, strangers):
+    target = world.folder / "other.toml"
+    target.write_text(text_of("project"))
+    world.project.symlink_to(target)
+    assert world.load().strict is True
+    strangers(world.project)
+    assert world.load().strict is False
+
+
+def test_a_link_of_ones_own_to_another_users_file_does_not_count(world, strangers):
+    target = world.folder / "other.toml"
+    target.write_text(text_of("project"))
+    world.project.symlink_to(target)
+    strangers(target)
+    assert world.load().strict is False
+    assert [found for found, _ in _config.foreign_files(world.folder)] == [str(world.project)]
+
+
+def test_ones_own_file_further_up_still_counts(world, strangers):
+    world.write("project", "strict = true\n")
+    inner = world.folder / "inner"
+    inner.mkdir()
+    (inner / "cudnn_core.toml").write_text("schema = 1\n")
+    strangers(inner / "cudnn_core.toml")
+    assert world.load(inner).strict is True
+
+
+def test_the_search_ends_below_another_users_folder(world, strangers):
+    world.write("project", "strict = true\n")
+    (world.folder.parent / "cudnn_core.toml").write_text("schema = 1\n[engines]\norder = ['a:*']\n")
+    deep = world.folder / "deep"
+    deep.mkdir()
+    strangers(world.folder)
+    assert world.load(deep) == _config.Config()
+    assert _config.foreign_files(deep) == [
+        (str(world.project), "its folder is owned by uid 12345, neither you nor root")
+    ]
+    world.project.unlink()
+    assert _config.foreign_files(deep) == []
+
+
+def test_roots_files_are_trusted_by_everyone(world, monkeypatch):
+    path = world.write("project", "strict = true\n")
+    if path.stat().st_uid != 0:
+        pytest.skip("needs files of root")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert world.load().strict is True
 
 
 def test_another_users_pyproject_without_our_table_does_no_harm(world):

@@ -83,7 +83,9 @@ def test_attention_with_padding_and_statistics():
 def test_layernorm_training_returns_statistics_and_inference_none():
     x, scale, bias = torch.randn(4, 8, 16), torch.randn(1, 1, 16), torch.randn(1, 1, 16)
     graph = cudnn.pygraph(io_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT)
-    epsilon = graph.tensor(name="eps", dim=[1, 1, 1], stride=[1, 1, 1], is_pass_by_value=True, data_type=cudnn.data_type.FLOAT)
+    epsilon = graph.tensor(
+        name="eps", dim=[1, 1, 1], stride=[1, 1, 1], is_pass_by_value=True, data_type=cudnn.data_type.FLOAT
+    )
     X, S, B = (graph.tensor_like(t) for t in (x, scale, bias))
     Y, mean, inv = graph.layernorm(
         name="LN", norm_forward_phase=cudnn.norm_forward_phase.TRAINING, input=X, scale=S, bias=B, epsilon=epsilon
@@ -180,7 +182,11 @@ def test_wrapper_errors_name_the_culprit():
         graph(x, w)
     with pytest.raises(cudnn.GraphError, match="no tensor 'mm::a'.*did you mean 'mm::"):
         graph({"mm::a": x, "mm::B": w})
-    for inputs, match in ((["mm::A"], "leaves out"), (["mm::A", "mm::A"], "twice"), (["mm::A", "out"], "none of the graph's inputs")):
+    for inputs, match in (
+        (["mm::A"], "leaves out"),
+        (["mm::A", "mm::A"], "twice"),
+        (["mm::A", "out"], "none of the graph's inputs"),
+    ):
         with pytest.raises(cudnn.GraphError, match=match):
             graph.set_io_tuples(inputs, ["out"])
     graph.set_io_tuples([x, w], ["out"])

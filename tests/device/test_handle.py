@@ -16,6 +16,7 @@ from cudnn_core._device import DeviceInfo, device_info
 from cudnn_core._errors import DriverError, HandleError, HandleTypeError
 from cudnn_core._handle import (
     Handle,
+    as_stream,
     create_handle,
     destroy_handle,
     get_stream,
@@ -160,6 +161,30 @@ class Integral:
         return 0x55
 
 
+class CUstream:
+    """As cuda-bindings has it before 13: a number, but no index."""
+
+    def __int__(self):
+        return 0x66
+
+    def getPtr(self):
+        return id(self)  # where the number is, not the number
+
+
+class cudaStream_t(CUstream):
+    pass
+
+
+class CUevent:
+    """As cuda-bindings 13 has it: a number and an index, but no stream."""
+
+    def __index__(self):
+        return 0x66
+
+    def getPtr(self):
+        return id(self)
+
+
 @pytest.mark.parametrize(
     ("stream", "address"),
     [
@@ -170,6 +195,8 @@ class Integral:
         (OldProtocolStream(), 0x33),
         (CupyStream(), 0x44),
         (Integral(), 0x55),
+        (CUstream(), 0x66),
+        (cudaStream_t(), 0x66),
     ],
 )
 def test_stream_objects_are_accepted(no_gpu, stream, address):
@@ -179,14 +206,24 @@ def test_stream_objects_are_accepted(no_gpu, stream, address):
     assert create_handle(stream=stream).stream == address
 
 
-@pytest.mark.parametrize("stream", [None, True, 1.5, "0", object()])
+@pytest.mark.parametrize("stream", [None, True, 1.5, "0", object(), CUevent()])
 def test_something_that_is_no_stream_is_refused_and_changes_nothing(no_gpu, stream):
     made = create_handle(stream=9)
     with pytest.raises(HandleTypeError, match="is not a stream"):
         set_stream(made, stream)
     assert get_stream(made) == 9
-    with pytest.raises(HandleError, match="-1 is not a stream"):
-        set_stream(made, -1)
+    for number in (-1, 1 << 64):
+        with pytest.raises(HandleError, match=f"{number} is not a stream"):
+            set_stream(made, number)
+
+
+def test_the_streams_of_the_installed_cuda_bindings_are_accepted_and_its_events_not():
+    driver = pytest.importorskip("cuda.bindings.driver")
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    assert as_stream(driver.CUstream(0x77)) == 0x77
+    assert as_stream(runtime.cudaStream_t(0x78)) == 0x78
+    with pytest.raises(HandleTypeError, match="is not a stream"):
+        as_stream(driver.CUevent(0x79))
 
 
 def test_set_stream_reaches_the_backend_only_on_change(two_gpus, backend):
@@ -524,8 +561,6 @@ warnings.simplefilter("ignore")
 from cudnn_core import _driver
 from cudnn_core._errors import HandleError
 from cudnn_core._handle import Handle, create_handle, destroy_handle, get_stream
-from cudnn_core._context import default_handle
-from cudnn_core._device import device_info
 
 class Driver:
     def device_count(self): return 1
@@ -537,7 +572,7 @@ class Driver:
 
 destroyed = []
 with _driver.use_driver(Driver()):
-    gpu, cpu, default = create_handle(), create_handle("cpu"), default_handle(device_info(0))
+    gpu, cpu = create_handle(), create_handle("cpu")
     gpu.attach_backend(5, set_stream=lambda raw, stream: None, destroy=destroyed.append, version=1)
     def hold():
         with gpu.lock, _driver.lock:
@@ -561,7 +596,7 @@ with _driver.use_driver(Driver()):
         del gpu
         gc.collect()
         out.append(destroyed)
-        out.append(default_handle(device_info(0)) is not default)
+        out.append(create_handle().device.type)
         os.write(write, repr(out).encode())
         os._exit(0)
     release.set()
@@ -572,6 +607,6 @@ with _driver.use_driver(Driver()):
 
 
 def test_a_forked_child_is_told_not_to_use_its_parents_gpu_handle(python):
-    message, cpu_stream, lock_free, destroyed, new_default = eval(python(FORK))
+    message, cpu_stream, lock_free, destroyed, device_of_a_new_one = eval(python(FORK))
     assert "was created before this process was forked" in message
-    assert (cpu_stream, lock_free, destroyed, new_default) == (0, True, [], True)
+    assert (cpu_stream, lock_free, destroyed, device_of_a_new_one) == (0, True, [], "cuda")

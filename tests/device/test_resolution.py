@@ -1,4 +1,4 @@
-"""Which device a plan is for, the build scope, default handles, and planning that never calls the driver."""
+"""Which device a plan is for, the build scope, and planning that never calls the driver."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from cudnn_core._context import (
     build_device,
     build_target,
     create_device_properties,
-    default_handle,
     resolve_device,
 )
 from cudnn_core._device import DeviceInfo, device_info
 from cudnn_core._errors import ConfigError, DriverError, HandleError, HandleTypeError
-from cudnn_core._handle import create_handle, destroy_handle, set_stream
+from cudnn_core._handle import create_handle, destroy_handle
 
 B200 = DeviceInfo.preset("B200")
 H200 = DeviceInfo.preset("H200")
@@ -155,46 +154,3 @@ def test_the_build_scope_is_of_one_task(two_gpus):
         return await asyncio.gather(build(B200, a, b), build(H200, b, a))
 
     assert asyncio.run(both()) == [B200, H200]
-
-
-# Default handles ---------------------------------------------------------------------------------------------------
-
-
-def test_one_default_handle_per_thread_and_device(two_gpus):
-    mine = default_handle(device_info(0))
-    assert default_handle(device_info(0)) is mine
-    assert (mine.device, mine.stream) == (device_info(0), 0)
-    assert default_handle(device_info(1)) is not mine
-    others = []
-    thread = threading.Thread(target=lambda: others.append(default_handle(device_info(0))))
-    thread.start()
-    thread.join()
-    assert others[0] is not mine
-
-
-def test_a_default_handle_goes_with_its_thread(two_gpus, backend):
-    def use():
-        backend.attach(default_handle(device_info(0)))
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join()
-    assert backend.streams == {}
-
-
-def test_a_default_handle_that_was_destroyed_is_replaced(two_gpus):
-    first = default_handle(device_info(0))
-    destroy_handle(first)
-    assert not default_handle(device_info(0)).closed
-
-
-def test_there_is_no_default_handle_for_a_device_that_is_not_here(no_gpu):
-    with pytest.raises(HandleError, match="only a description"):
-        default_handle(B200)
-    assert default_handle(device_info("cpu")).device.type == "cpu"
-
-
-def test_the_default_handle_keeps_a_stream_that_was_set(no_gpu):
-    set_stream(default_handle(device_info("cpu")), 7)
-    assert default_handle(device_info("cpu")).stream == 7
-    set_stream(default_handle(device_info("cpu")), 0)

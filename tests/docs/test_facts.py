@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
 import json
 import re
 from pathlib import Path
@@ -139,6 +141,72 @@ def test_the_error_tree_is_the_class_tree(page):
     public = [getattr(cudnn_core, name) for name in cudnn_core.__all__ if name != "cudnnGraphNotSupportedError"]
     errors = [item for item in public if isinstance(item, type) and issubclass(item, cudnn_core.CudnnCoreError)]
     assert drawn == {e.__name__: e.__base__.__name__ if e is not cudnn_core.CudnnCoreError else None for e in errors}
+
+
+# --- command line
+def test_the_verbs_are_those_of_the_parser(page):
+    text = page("docs/command-line.md")
+    mark = "<!-- verbs: UPDATE_DOCS=1 rewrites them -->\n"
+    text.expect(f"{mark}{text.region('verbs')}", f"{mark}{verbs()}")
+
+
+def verbs():
+    from cudnn_core._cli._parser import _build_parser
+
+    return "".join(section for parser in leaves(_build_parser()) for section in verb(parser))
+
+
+def leaves(parser):
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [leaf for group in groups for below in group.choices.values() for leaf in leaves(below)] or [parser]
+
+
+def verb(parser):
+    """What ``--help`` says of one verb; argparse lays it out differently in each version of Python."""
+    shown = [action for action in parser._actions if action.dest != "help"]
+    names = [action.metavar or action.dest for action in shown if not action.option_strings]
+    optional = [action.nargs == "?" for action in shown if not action.option_strings]
+    words = [f"[{name}]" if maybe else name for name, maybe in zip(names, optional, strict=True)]
+    words += ["[-- ARGS]"] if "rest" in parser._defaults else []
+    yield f"### {' '.join([parser.prog, *words]).replace('cudnn-core ', '', 1)}\n\n{parser.description}\n\n"
+    yield "| argument | |\n|---|---|\n"
+    for action in shown:
+        value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+        name = f"{action.option_strings[0]}{value}" if action.option_strings else action.metavar or action.dest
+        yield f"| `{name}` | {action.help} |\n"
+    yield "\n"
+
+
+def test_the_exit_codes_are_those_of_the_command(page):
+    from cudnn_core import _cli
+
+    rows = page("docs/command-line.md").text.partition("<!-- exit codes -->\n")[2].partition("\n\n")[0]
+    named = set()
+    for line in rows.splitlines()[2:]:
+        code, _, errors = (cell.strip() for cell in line.strip("|").split("|"))
+        for name in re.findall(r"`(\w+)`", errors):
+            kind = getattr(cudnn_core, name)
+            assert _cli.exit_code(kind.__new__(kind)) == int(code), name
+            named.add(name)
+    for name in cudnn_core.__all__:
+        kind = getattr(cudnn_core, name)
+        if isinstance(kind, type) and issubclass(kind, cudnn_core.CudnnCoreError):
+            parents = {parent.__name__ for parent in kind.__mro__}
+            assert parents & {*named, "EngineLookupError"} or kind is cudnn_core.CudnnCoreError, name
+    kinds = {"unknown": 2, "not_installed": 3, "unavailable": 1}
+    assert {kind: _cli.exit_code(cudnn_core.EngineLookupError("", kind)) for kind in kinds} == kinds
+
+
+def test_the_executors_signature_is_the_one_that_run_calls(page):
+    from cudnn_core._cli import _run
+
+    (code,) = page("docs/command-line.md").blocks("python")
+    (function,) = ast.parse(code).body
+    called = f"{function.name}({', '.join(argument.arg for argument in function.args.args)})"
+    assert f"``{called}``" in _run.__doc__
+    assert page("docs/command-line.md").first_column("<!-- executor arguments -->") == [
+        argument.arg for argument in function.args.args
+    ]
 
 
 # --- formats

@@ -129,3 +129,71 @@ def test_an_invalid_graph_has_no_json():
     g.relu(g.tensor(dim=(2, 3)))
     with pytest.raises(GraphError, match="set_output"):
         g.to_json()
+
+
+def test_the_default_of_a_runtime_scalar_is_kept():
+    g = Graph(**F32)
+    s = g.tensor_scalar(2.5, "RUNTIME_PARAM", name="s")
+    g.mul(g.tensor(dim=(2, 3)), s).set_output(True)
+    again = Graph.from_json(g.to_json())
+    assert again.find_tensor("s").default == 2.5
+    assert again.to_json() == g.to_json()
+    (operand,) = [t for t in again.freeze().operand_tensors() if t.name == "s"]
+    assert (operand.default, operand.value, operand.by_value) == (2.5, None, True)
+
+
+def test_a_default_is_not_part_of_the_key():
+    def key(number):
+        g = Graph(**F32)
+        g.mul(g.tensor(dim=(2, 3)), g.tensor_scalar(number, "RUNTIME_PARAM")).set_output(True)
+        return g.key()
+
+    assert key(1.0) == key(2.0)
+
+
+def test_a_tensor_that_is_a_host_value_only_on_a_gpu_stays_one():
+    torch = pytest.importorskip("torch")
+    g = Graph(**F32)
+    g.mul(g.tensor(dim=(2, 3)), g.tensor_like(torch.ones(1, 1), name="s")).set_output(True)
+    again = Graph.from_json(g.to_json())
+    for device in ("cpu", "cuda"):
+        assert again.freeze(device).key == g.freeze(device).key
+    assert again.freeze("cpu").key != again.freeze("cuda").key
+    assert [t["by_value"] for t in json.loads(g.to_json())["tensors"] if t["name"] == "s"] == ["auto"]
+
+
+BAD_SCALARS = [
+    ({"by_value": "maybe"}, "by_value"),
+    ({"by_value": False, "default": 1.0}, "only a by-value tensor"),
+    ({"by_value": "auto", "value": 1.0}, "only a by-value tensor"),
+    ({"value": 1.0, "default": 1.0}, "no default"),
+    ({"default": "big"}, "no number"),
+    ({"default": [1.0]}, "no number"),
+]
+
+
+@pytest.mark.parametrize(("fields", "match"), BAD_SCALARS, ids=[m for _, m in BAD_SCALARS])
+def test_a_malformed_scalar_names_the_place(fields, match):
+    g = Graph(**F32)
+    g.mul(g.tensor(dim=(2, 3)), g.tensor_scalar(2.5, "RUNTIME_PARAM", name="s")).set_output(True)
+    document = json.loads(g.to_json())
+    (row,) = [t for t in document["tensors"] if t["name"] == "s"]
+    del row["default"]
+    row.update(fields)
+    with pytest.raises(GraphError, match=match):
+        Graph.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", [None, 5, object()])
+def test_what_is_no_text_is_a_graph_error(text):
+    with pytest.raises(GraphError):
+        Graph.from_json(text)
+
+
+def test_a_constant_that_becomes_an_operand_has_no_value_left():
+    g = Graph(**F32)
+    s = g.tensor_scalar(2.5, "COMPILE_TIME_CONST")
+    g.mul(g.tensor(dim=(2, 3)), s).set_output(True)
+    s.set_is_pass_by_value(False)
+    assert Graph.from_json(g.to_json()).key() == g.key()
+    assert len(g.freeze().operands) == 3

@@ -231,3 +231,94 @@ def test_facts_are_computed_once():
 
 def test_public_class_is_one_for_both_names():
     assert cudnn_core.pygraph is cudnn_core.Graph
+
+
+def relus(*sizes):
+    g = Graph(**F32)
+    for size in sizes:
+        g.relu(g.tensor(dim=(size,))).set_output(True)
+    return g
+
+
+def test_where_dims_repeat_is_structure_and_their_order_is_not():
+    m, n = Dim("m", max=64), Dim("n", max=64)
+    assert len({relus(*sizes).key() for sizes in ((m, m, n), (m, n, m), (n, m, m), (n, n, m))}) == 1
+    assert relus(m, m, n).key() != relus(m, m, m).key()
+    assert relus(m, m, n).key() != relus(m, n, Dim("k", max=64)).key()
+
+
+def test_names_of_dims_in_a_product_of_strides_do_not_matter():
+    def key(first, second):
+        m, n = Dim(first, max=64), Dim(second, max=64)
+        g = Graph(**F32)
+        g.relu(g.tensor(dim=(2, 3), stride=(m * n, 1))).set_output(True).set_stride((3, 1))
+        g.neg(g.tensor(dim=(m,))).set_output(True)
+        g.abs(g.tensor(dim=(n,))).set_output(True)
+        return g.key()
+
+    assert key("a", "b") == key("b", "a")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_key_of_a_graph_with_dims_and_ragged_offsets_ignores_the_order_of_construction(seed):
+    rng = random.Random(seed)
+    sizes = [rng.choice("mnk") for _ in range(5)]
+    offset_of = [rng.choice([None, 0, 1]) for _ in sizes]
+
+    def key(order, names):
+        dims = {name: Dim(names[name], max=64) for name in "mnk"}
+        g = Graph(**F32)
+        offsets = {i: g.tensor(dim=(3,), data_type="int32") for i in dict.fromkeys(offset_of[i] for i in order)}
+        for i in order:
+            x = g.tensor(dim=(dims[sizes[i]], 4))
+            if offset_of[i] is not None:
+                x.set_ragged_offset(offsets[offset_of[i]])
+            g.relu(x).set_output(True)
+        return g.key()
+
+    order = [*range(len(sizes))]
+    rng.shuffle(order)
+    assert key(range(len(sizes)), {n: n for n in "mnk"}) == key(order, {"m": "z", "n": "m", "k": "a"})
+
+
+def test_a_constant_is_its_value_whatever_python_calls_it():
+    np = pytest.importorskip("numpy")
+
+    def key(number):
+        g = Graph(**F32)
+        g.add(g.tensor(dim=(4,)), number).set_output(True)
+        return g.key()
+
+    assert key(1) == key(1.0) == key(np.float32(1)) == key(np.int64(1))
+    assert len({key(1), key(True), key(0.0), key(-0.0)}) == 4
+
+
+def test_what_the_key_depends_on_can_only_change_through_setters():
+    g = Graph(**F32)
+    x = g.tensor(dim=(Dim("m", max=8), 3), name="x")
+    g.relu(x, name="r").set_output(True)
+    g.key()
+    fields = [(g, n) for n in ("name", "io_data_type", "intermediate_data_type", "compute_data_type")]
+    fields += [(x, n) for n in ("by_value", "value", "default", "is_virtual", "alignment_value", "reordering")]
+    fields += [(x, n) for n in ("ragged_offset", "ragged_offset_multiplier", "producer", "dim", "stride", "dtype")]
+    fields += [(g.nodes[0], n) for n in ("row", "name", "compute_dtype", "inputs", "outputs", "attrs")]
+    fields += [(x.dim[0], n) for n in ("name", "min", "max", "multiple_of")]
+    fields += [(x.dim[0] * 2, n) for n in ("factor", "dims")]
+    for target, name in fields:
+        with pytest.raises(AttributeError):
+            setattr(target, name, getattr(target, name))
+    for mapping in (g.nodes[0].attrs, g.nodes[0].inputs, g.nodes[0].outputs):
+        with pytest.raises(TypeError):
+            mapping["negative_slope"] = 0.5
+    before = g.key()
+    assert x.set_alignment_value(4) is x
+    assert g.key() != before
+
+
+def test_dims_can_be_copied_and_pickled():
+    import copy
+    import pickle
+
+    for extent in (Dim("m", min=2, max=8, multiple_of=2), Dim("m") * Dim("n") * 3):
+        assert copy.deepcopy(extent) == extent == pickle.loads(pickle.dumps(extent))

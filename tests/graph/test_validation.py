@@ -273,3 +273,179 @@ def test_a_failed_planning_leaves_the_graph_usable():
     y.set_output(True)
     g.build()
     assert g.get_execution_plan_count() >= 1
+
+
+# --- runtime sizes
+def output_of(g, dim, stride=None, out_stride=None):
+    y = g.relu(g.tensor(dim=dim, stride=stride, name="x")).set_output(True)
+    return y if out_stride is None else y.set_stride(out_stride)
+
+
+def test_a_dim_that_no_operand_tells_is_refused(g):
+    m = Dim("m", max=64)
+    output_of(g, (3, 4), (m, 1), (4, 1))
+    with pytest.raises(GraphError, match="nothing tells the size of m"):
+        g.validate()
+
+
+def test_a_product_of_several_dims_tells_none_of_them(g):
+    m, n = Dim("m", max=64), Dim("n", max=64)
+    output_of(g, (m * n, 4))
+    with pytest.raises(GraphError, match="nothing tells the size of m"):
+        g.validate()
+
+
+def test_products_are_sizes(g):
+    m, n = Dim("m", max=64), Dim("n", max=64)
+    x = g.tensor(dim=(m, n * 2, 4))
+    g.reshape(x, reshape_mode="LOGICAL", out_dims=(m * n, 8)).set_output(True)
+    g.validate()
+
+
+@pytest.mark.parametrize("factor", [-4, 1.5, True, "2", None])
+def test_a_dim_is_multiplied_by_whole_numbers_only(factor):
+    with pytest.raises((GraphError, TypeError)):
+        Dim("m") * factor
+
+
+def test_match_sizes_solves_and_checks_products():
+    from cudnn_core import ExecutionError
+    from cudnn_core._dims import match_sizes
+
+    m, n = Dim("m", max=64), Dim("n", max=64)
+    sizes = {}
+    match_sizes((m * 2, m * m, m * n), (8, 16, 12), sizes, "x")  # m * n can't be checked yet
+    assert sizes == {"m": 4}
+    match_sizes((n,), (3,), sizes, "y")
+    match_sizes((m * 2, m * m, m * n), (8, 16, 12), sizes, "x")
+    for actual in ((9, 16, 12), (8, 15, 12), (8, 16, 13), (10, 25, 15)):
+        with pytest.raises(ExecutionError, match="operand x"):
+            match_sizes((m * 2, m * m, m * n), actual, dict(sizes), "x")
+
+
+@pytest.mark.parametrize("stride", [(0, 1), (1, 1), (2, 1)])
+def test_an_output_over_runtime_sizes_may_not_overlap(g, stride):
+    output_of(g, (Dim("m", max=64), 4), None, stride)
+    with pytest.raises(GraphError, match="overlap"):
+        g.validate()
+
+
+def test_an_empty_or_packed_output_over_runtime_sizes_is_fine(g):
+    m = Dim("m", min=0, max=64)
+    output_of(g, (m, 4), None, (4, 1))
+    g.neg(g.tensor(dim=(0, 4))).set_output(True).set_stride((0, 1))
+    g.validate()
+
+
+# --- ragged offsets
+def test_a_ragged_offset_is_an_integer_tensor_that_is_not_ragged(g):
+    x = g.tensor(dim=(2, 3), name="x")
+    g.relu(x).set_output(True)
+    x.set_ragged_offset(x)
+    with pytest.raises(GraphError, match="is ragged"):
+        g.validate()
+    x.set_ragged_offset(g.tensor(dim=(3, 1), name="o"))
+    with pytest.raises(GraphError, match="int32 or int64"):
+        g.validate()
+    x.set_ragged_offset(g.tensor(dim=(3, 1), name="o", data_type="int32", is_virtual=True))
+    with pytest.raises(GraphError, match="'o' is virtual"):
+        g.validate()
+
+
+def test_an_output_can_not_depend_on_itself_through_its_offsets(g):
+    i32 = {"data_type": "int32"}
+    y = g.relu(g.tensor(dim=(3, 1), **i32), name="first").set_output(True).set_data_type("int32")
+    z = g.neg(y, name="second").set_output(True).set_data_type("int32")
+    y.set_ragged_offset(z)
+    with pytest.raises(GraphError, match="cycle"):
+        g.validate()
+
+
+# --- constants
+def constant(io, compute, number, op="add"):
+    g = Graph(io_data_type=io, compute_data_type=compute)
+    getattr(g, op)(g.tensor(dim=(4,)), number).set_output(True)
+    found = next(t for t in g.freeze().tensors if t.is_constant)
+    return str(found.dtype), found.value
+
+
+@pytest.mark.parametrize(
+    ("io", "compute", "number", "expected"),
+    [
+        ("int64", "int64", 1, ("int64", 1)),
+        ("int64", "int64", 2**53 + 1, ("int64", 2**53 + 1)),
+        ("int32", "int64", 1, ("int64", 1)),
+        ("int8", "int32", 300, ("int32", 300)),
+        ("int32", "int32", 2.0, ("int32", 2)),
+        ("float32", "float32", 2, ("float32", 2.0)),
+        ("bfloat16", "float32", 2**80, ("float32", 2.0**80)),
+        ("float32", "float32", 1e300, ("float64", 1e300)),
+        ("float64", "float32", 0.1, ("float64", 0.1)),
+        ("float16", "float64", 0.1, ("float64", 0.1)),
+        ("float16", "float16", 0.5, ("float32", 0.5)),
+        ("float32", "float32", True, ("boolean", True)),
+    ],
+)
+def test_the_type_of_a_constant_holds_its_value(io, compute, number, expected):
+    found = constant(io, compute, number)
+    assert found == expected
+    assert type(found[1]) is type(expected[1])
+
+
+@pytest.mark.parametrize(
+    ("io", "compute", "number"),
+    [("float32", "int32", 1.5), ("int32", "int32", 2**40), ("int8", "int8", 300), ("int32", "int32", float("nan")),
+     ("int64", "int64", 2**80), ("float32", "float32", 10**400), ("int32", "int32", float("inf"))],
+)  # fmt: skip
+def test_a_constant_that_the_arithmetic_can_not_hold_is_refused(io, compute, number):
+    with pytest.raises(GraphError, match="hold"):
+        constant(io, compute, number)
+
+
+def test_a_scalar_must_fit_the_type_that_the_user_gives_it(g):
+    for kind in ("COMPILE_TIME_CONST", "RUNTIME_PARAM"):
+        s = g.tensor_scalar(2.7, kind)
+        g.mul(g.tensor(dim=(2,)), s).set_output(True)
+        s.set_data_type("int32")
+        with pytest.raises(GraphError, match="int32 does not hold"):
+            g.validate()
+        s.set_data_type("float16")
+    g.validate()
+
+
+def test_numpy_scalars_are_numbers(g):
+    np = pytest.importorskip("numpy")
+    for number in (np.float32(2), np.int64(2), np.float64(2)):
+        g.add(g.tensor(dim=(2, 3)), number).set_output(True)
+    values = [t.value for t in g.freeze().tensors if t.is_constant]
+    assert values == [2.0] * 3
+    assert {type(v) for v in values} == {float}
+
+
+# --- arguments
+def test_arguments_of_the_wrong_type_are_typed_errors(g):
+    torch = pytest.importorskip("torch")
+    x = g.tensor(dim=(2, 3))
+    for call in (
+        lambda: Graph(name=5),
+        lambda: g.relu(x, name=5),
+        lambda: g.tensor(dim=(2,), name=5),
+        lambda: g.tensor(dim=(2,), name="\ud800"),
+        lambda: g.tensor(dim=5),
+        lambda: g.tensor(dim=torch.tensor(1.0)),
+        lambda: g.tensor(dim=(torch.tensor(1.5),)),
+        lambda: g.tensor(dim=(2**80,)),
+        lambda: g.tensor(dim=(10**5000,)),
+        lambda: g.tensor(dim=(2,), alignment_value=None),
+        lambda: g.tensor(dim=(2,), ragged_offset_multiplier="2"),
+        lambda: x.set_alignment_value(None),
+        lambda: x.set_ragged_offset_multiplier(1.5),
+        lambda: x.set_name(5),
+        lambda: g.reshape(x, out_dims=torch.tensor(1.0)),
+        lambda: g.relu(x, negative_slope=10**400),
+        lambda: g.tensor_scalar("2", "RUNTIME_PARAM"),
+    ):
+        before = g.inspect()
+        with pytest.raises(GraphError):
+            call()
+        assert g.inspect() == before

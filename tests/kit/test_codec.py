@@ -47,7 +47,13 @@ def test_every_code_survives_decode_and_encode(dtype):
 
 
 def test_unsigned_and_scale_formats_decode_as_published():
-    assert decode(np.array([0, 1, 127, 128, 254], dtype=np.uint8), "fp8_e8m0").tolist() == [2.0**-127, 2.0**-126, 1.0, 2.0, 2.0**127]
+    assert decode(np.array([0, 1, 127, 128, 254], dtype=np.uint8), "fp8_e8m0").tolist() == [
+        2.0**-127,
+        2.0**-126,
+        1.0,
+        2.0,
+        2.0**127,
+    ]
     assert np.isnan(decode(np.array([255], dtype=np.uint8), "fp8_e8m0"))
     assert decode(np.array([0, 1, 0x78, 0xFE], dtype=np.uint8), "fp8_e5m3").tolist() == [0.0, 2.0**-17, 1.0, 114688.0]
     assert np.isnan(decode(np.array([0xFF], dtype=np.uint8), "fp8_e5m3"))

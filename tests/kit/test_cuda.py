@@ -75,23 +75,31 @@ SoundPlan = Plan
 
 class Plan(SoundPlan):
 """
-BROKEN = {
+BROKEN = {  # the body of Plan, the check that fails, what it says
     "ignores_stream": (
-        "    def run(self, torch, x, y):\n        with torch.cuda.stream(torch.cuda.default_stream()):\n"
-        "            torch.abs(x, out=y)\n",
+        (
+            "    def run(self, torch, x, y):\n        with torch.cuda.stream(torch.cuda.default_stream()):\n"
+            "            torch.abs(x, out=y)\n"
+        ),
         "stream",
         "is the stream honoured",
     ),
-    "allocates": ("    def run(self, torch, x, y):\n        y.copy_(x.abs())\n", "allocation", "a run allocates device memory"),
+    "allocates": (
+        "    def run(self, torch, x, y):\n        y.copy_(x.abs())\n",
+        "allocation",
+        "a run allocates device memory",
+    ),
     "synchronises": (
         "    def run(self, torch, x, y):\n        torch.abs(x, out=y)\n        torch.cuda.synchronize()\n",
         "capture",
         "can't be captured",
     ),
     "bakes_data": (
-        "    def run(self, torch, x, y):\n        self.x0 = getattr(self, 'x0', None)\n"
-        "        self.x0 = x.clone() if self.x0 is None or self.x0.shape != x.shape else self.x0\n"
-        "        torch.abs(self.x0, out=y)\n",
+        (
+            "    def run(self, torch, x, y):\n        self.x0 = getattr(self, 'x0', None)\n"
+            "        self.x0 = x.clone() if self.x0 is None or self.x0.shape != x.shape else self.x0\n"
+            "        torch.abs(self.x0, out=y)\n"
+        ),
         "capture|contract",
         "other data",
     ),
@@ -129,7 +137,10 @@ def test_what_breaks_the_cuda_contract_is_named(results, name):
     failures = [
         text for test, text in results[0].items() if text and re.match(rf"{name}:main::({check})\[cuda:0", test)
     ]
-    assert any(says in text for text in failures), (failures, [t for t in results[0].items() if t[0].startswith(name) and t[1]])
+    assert any(says in text for text in failures), (
+        failures,
+        [t for t in results[0].items() if t[0].startswith(name) and t[1]],
+    )
 
 
 def test_the_calibration_file_is_one_that_the_ranking_reads(results):

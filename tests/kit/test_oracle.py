@@ -30,7 +30,9 @@ def outputs(graph):
 def test_every_op_of_the_table_has_a_case_and_a_rule():
     covered = {node.op for case in CASES.values() for node in case.freeze().nodes}
     assert covered >= set(in_tree())
-    evaluate(frozen(CASES["gdn-f32-plain"]), make_inputs(CASES["gdn-f32-plain"], frozen(CASES["gdn-f32-plain"]), "random"))
+    evaluate(
+        frozen(CASES["gdn-f32-plain"]), make_inputs(CASES["gdn-f32-plain"], frozen(CASES["gdn-f32-plain"]), "random")
+    )
     assert set(RULES) | set(POINTWISE) >= set(in_tree())
 
 
@@ -61,7 +63,11 @@ def test_it_agrees_with_torch_reference(name):
         ours = evaluate(graph, inputs)
         for tensor in outputs(graph):
             np.testing.assert_allclose(
-                ours[tensor.index].v, theirs[tensor.uid].double().numpy(), rtol=1e-9, atol=1e-11, err_msg=f"{name} {variant}"
+                ours[tensor.index].v,
+                theirs[tensor.uid].double().numpy(),
+                rtol=1e-9,
+                atol=1e-11,
+                err_msg=f"{name} {variant}",
             )
             assert not np.isnan(ours[tensor.index].e).any()
 
@@ -117,7 +123,12 @@ def judged(case, compute):
     """What the kit says of ``compute(decoded inputs...)``, encoded as the output's type."""
     graph = frozen(case)
     inputs = make_inputs(case, graph, "random")
-    values = [_codec.decode(codes, t.dtype) for t in graph.operand_tensors() if t.role == "input" for codes in [inputs[t.index]]]
+    values = [
+        _codec.decode(codes, t.dtype)
+        for t in graph.operand_tensors()
+        if t.role == "input"
+        for codes in [inputs[t.index]]
+    ]
     out = outputs(graph)[0]
     return mismatch(_codec.encode(compute(*values), out.dtype), out.dtype, evaluate(graph, inputs)[out.index])
 

@@ -56,7 +56,9 @@ def test_a_block_sees_every_byte_beyond_its_payload(shift):
     assert block.stray(block.fetch()) == ""
     ctypes.memset(block.address + 9, 1, 1)
     assert block.stray(block.fetch()) == ""
-    ctypes.memset(block.address + 10 + GUARD - 1, ctypes.c_ubyte.from_address(block.address + 10 + GUARD - 1).value ^ 1, 1)
+    ctypes.memset(
+        block.address + 10 + GUARD - 1, ctypes.c_ubyte.from_address(block.address + 10 + GUARD - 1).value ^ 1, 1
+    )
     assert block.stray(block.fetch()) == f"byte {GUARD} past the 10 bytes"
     block.store()
     ctypes.memset(block.address - 1, ctypes.c_ubyte.from_address(block.address - 1).value ^ 1, 1)
@@ -76,7 +78,9 @@ def test_inputs_are_seeded_by_case_operand_and_seed():
 def test_special_inputs_hold_nan_infinities_signed_zeros_and_subnormals():
     case = next(case for case in library() if case.name == "add-f32-broadcast")
     graph = case.freeze()
-    values = np.concatenate([decode(x, "float32").reshape(-1) for s in range(20) for x in make_inputs(case, graph, "special", s).values()])
+    values = np.concatenate(
+        [decode(x, "float32").reshape(-1) for s in range(20) for x in make_inputs(case, graph, "special", s).values()]
+    )
     assert np.isnan(values).any()
     assert np.isposinf(values).any()
     assert np.isneginf(values).any()
@@ -108,6 +112,21 @@ def test_a_mutated_graph_is_still_one_that_validation_accepts():
         from cudnn_core._graph._json import dumps
 
         assert Graph.from_json(dumps(graph)).freeze().key == graph.key
+
+
+def test_an_op_without_an_oracle_is_a_failure_that_says_so():
+    import cudnn_core.testing._oracle as oracle
+    from cudnn_core.testing._kit import KitFailure
+    from cudnn_core.testing._rig import Rig
+
+    case = next(case for case in library() if case.name == "gen_index-f32")
+
+    def none(graph, inputs):
+        return oracle._rule(type("Node", (), {"op": "acme_norm"})())
+
+    plan = case.graph.plan(device="cpu")
+    with pytest.raises(KitFailure, match=r"gen_index-f32 can't be judged: .*acme_norm.*torch-reference"):
+        Rig(plan, case, {}, none).expected()
 
 
 def test_cases_of_a_user_may_be_pairs_and_nothing_else():

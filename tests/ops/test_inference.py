@@ -299,3 +299,39 @@ def test_final_state_of_a_pool_has_the_pools_rows_and_type():
     assert problems(node) == []
     assert dim_of(node, "final_state") == (9, 1, 4, 4)
     assert node.outputs["final_state"].dtype == "bfloat16"
+
+
+# --- layout of outputs where inputs are broadcast by stride 0
+def layout(op, *tensors, **attrs):
+    from cudnn_core import Graph
+
+    g = Graph(io_data_type="float32")
+    made = [g.tensor(dim=dim, stride=stride) for dim, stride in tensors]
+    y = getattr(g, op)(*made, **attrs)
+    y.set_output(True)
+    g.validate()
+    return y.stride
+
+
+NHWC = ((2, 3, 4, 5), (60, 1, 15, 3))
+
+
+def test_axes_broadcast_by_stride_0_do_not_vote_on_the_layout():
+    assert layout("relu", ((4, 8), (0, 1))) == (8, 1)
+    assert layout("add", ((4, 8), (0, 1)), ((4, 8), (8, 1))) == (8, 1)
+    assert layout("relu", ((4, 8), (0, 0))) == (8, 1)
+    assert layout("relu", ((2, 3, 4, 5), (0, 1, 15, 3))) == (60, 1, 15, 3)  # a broadcast batch of channels-last images
+
+
+def test_the_input_that_says_most_of_the_layout_gives_it():
+    assert layout("add", ((2, 3, 4, 5), (0, 1, 0, 0)), NHWC) == NHWC[1]
+    assert layout("add", NHWC, ((2, 3, 4, 5), (60, 20, 5, 1))) == NHWC[1]
+
+
+def test_axes_of_size_1_do_not_vote_on_the_layout():
+    assert layout("relu", ((4, 1, 8), (16, 0, 1))) == (8, 8, 1)
+
+
+def test_a_transposed_broadcast_input_gets_memory_of_its_own():
+    assert layout("transpose", ((4, 8), (0, 1)), permutation=(1, 0)) == (4, 1)
+    assert layout("transpose", ((4, 8), (16, 1)), permutation=(1, 0)) == (1, 16)

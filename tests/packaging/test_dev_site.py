@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -27,3 +28,15 @@ def test_core_and_plugins_are_visible_with_entry_points_and_requirements(tmp_pat
     assert found["cudnn-core"].version == found["cudnn-core-frost-gemm"].version == "0.1.0"
     assert found["cudnn-core-frost-gemm"].requires == ["cudnn-core>=0.1,<1"]
     assert (site / "cudnn_core" / "_engine.py").is_file()
+    code = "import cudnn_core; print([str(p) for p in cudnn_core.registry().plugins if p.state == 'quarantined'])"
+    sources = [ROOT / "plugins" / plugin for plugin in plugins]
+    for folder in (tmp_path, ROOT, *sources):  # -c puts the folder on the path
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.stdout, done.stderr) == ("[]\n", ""), folder

@@ -120,6 +120,8 @@ def wrong(name):
         "misaligned": ({**good, "a": A.data_ptr() + 1}, "operand a is at .* not aligned to 4"),
         "null": ({**good, "a": 0}, "operand a has a null address"),
         "negative": ({**good, "a": -16}, "operand a has a null address"),
+        "first page": ({**good, "a": 256}, "operand a has an impossible address, 0x100"),
+        "beyond 64 bits": ({**good, "a": 2**64}, "operand a has an impossible address"),
         "alias": ({"a": A, "b": B, "y": A.data_ptr() + 4}, "operand y overlaps operand a"),
         "not a tensor": ({**good, "a": "buffer"}, "operand a takes a tensor"),
         "a number": ({**good, "a": 1.5}, "operand a takes a tensor"),
@@ -135,7 +137,7 @@ class ReadOnly(np.ndarray):
 
 
 NAMES = ["missing", "none", "extra", "extra uid", "twice", "dtype", "int dtype", "shape", "rank", "stride", "output stride",
-         "misaligned", "null", "negative", "alias", "not a tensor", "a number", "bool", "read-only output"]  # fmt: skip
+         "misaligned", "null", "negative", "first page", "beyond 64 bits", "alias", "not a tensor", "a number", "bool", "read-only output"]  # fmt: skip
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "warm"])
@@ -227,15 +229,13 @@ def test_two_outputs_may_not_overlap():
         g.plan(device="cpu").execute({"x": torch.zeros(6), "y": out, "z": out})
 
 
-@pytest.mark.parametrize("value", [3, 3.0, np.float32(3), torch.tensor([3.0]), True])
+@pytest.mark.parametrize("value", [3, 3.0, np.float32(3), np.int64(3), np.ones(1, "f4") * 3, torch.tensor([3.0]), True])
 def test_a_by_value_operand_takes_numbers_and_one_element_tensors(value):
     g = Graph(**F32)
     x = g.tensor(dim=(2, 3), name="x")
     s = g.tensor(dim=(1, 1), is_pass_by_value=True, name="s")
     y = g.mul(x, s).set_output(True)
     out = torch.empty(2, 3)
-    if isinstance(value, np.generic):
-        value = np.asarray(value).reshape(1)
     g.plan(device="cpu").execute({x: A, s: value, y: out})
     assert torch.equal(out, A * (1.0 if value is True else 3.0))
 
@@ -329,8 +329,11 @@ def test_the_workspace_is_checked(recorder):
     for workspace, match in (
         (None, "needs a workspace of 1255 bytes"),
         (room[:1254], "has 1254 bytes, the plan needs 1255"),
-        (0, "not aligned"),
-        (-256, "not aligned"),
+        (0, "can't lie at 0x0"),
+        (-256, "can't lie at"),
+        (512, "can't lie at 0x200"),
+        (2**64, "can't lie at"),
+        (True, "workspace takes a tensor"),
         ("w", "workspace takes a tensor"),
     ):
         with pytest.raises(ExecutionError, match=match) as caught:
@@ -605,8 +608,8 @@ def test_a_workspace_on_a_gpu_must_be_aligned(gpus, recorder):
     g.tanh(g.tensor(dim=(4,), name="x")).set_output(True).set_name("y")
     plan = g.plan(device=0)
     assert plan.workspace_size == 1000
-    for address in (257, 128, 0):
-        with pytest.raises(ExecutionError, match="not aligned to 256"):
+    for address, match in ((257, "not aligned to 256"), (128, "not aligned to 256"), (0, "can't lie at 0x0")):
+        with pytest.raises(ExecutionError, match=match):
             plan.execute({"x": 256, "y": 4096}, address)
     plan.execute({"x": 256, "y": 4096}, 512)
     assert recorder.calls[-1][1].workspace == 512

@@ -142,11 +142,23 @@ def put(**fields):
     return lambda header: header.update(fields)
 
 
+def decided(**fields):
+    """A signed decision with other content."""
+    made = graph().explain(device="cpu")
+    parts = {"graph_key": made.graph_key, "device": made.device, "engines": made.engines, **fields}
+    other = cudnn_core.Decision(**parts)
+    return {**other.to_dict(), "digest": other.digest}
+
+
+def decide(header, **fields):
+    header["decision"] = decided(**fields)
+
+
 FORGED = {
     "schema": (put(schema=2), "unknown schema"),
     "unknown field": (put(code="import os"), "unknown field 'code'"),
-    "missing field": (lambda h: h.pop("knobs"), "lacks a proper 'knobs'"),
-    "wrong type": (put(graph=[]), "lacks a proper 'graph'"),
+    "missing field": (lambda h: h.pop("knobs"), "'knobs' is missing"),
+    "wrong type": (put(graph=[]), r"header\.graph: expected an object"),
     "graph key": (put(graph_key="0" * 64), "does not have the key"),
     "graph": (lambda h: h["graph"]["nodes"][0].update(op="gelo"), "gelo"),
     "engine": (put(engine="saver:f@1"), "saver:f"),
@@ -157,8 +169,15 @@ FORGED = {
     "fewer knobs": (put(knobs={}), "other knobs"),
     "variant": (put(variant="v1"), "variant"),
     "decision": (lambda h: h["decision"].update(selected="saver:x@1"), "decision"),
-    "payload table": (lambda h: h["payloads"][0].update(mode="x"), "payload table"),
-    "payload size": (lambda h: h["payloads"][0].update(size=-3), "payload"),
+    "payload table": (lambda h: h["payloads"][0].update(mode="x"), "unknown field 'mode'"),
+    "payload size": (lambda h: h["payloads"][0].update(size=-3), r"payloads\[0\]\.size"),
+    "payload size type": (lambda h: h["payloads"][0].update(size=True), r"payloads\[0\]\.size"),
+    "payload name": (lambda h: h["payloads"][0].update(name=[]), r"payloads\[0\]\.name"),
+    "payload row": (lambda h: h["payloads"].append(5), r"payloads\[2\]"),
+    "one payload twice": (lambda h: h["payloads"].append(h["payloads"][0]), "two payloads 'cubin'"),
+    "decision of another graph": (lambda h: decide(h, graph_key="0" * 64), "of another graph"),
+    "decision of another engine": (lambda h: h.update(decision=decided(engines=[])), "of another engine"),
+    "decision with other knobs": (put(knobs={"tile": 2}), "of another config"),
     "device": (lambda h: h["device"].update(type="tpu"), "tpu"),
 }
 
@@ -170,6 +189,36 @@ def test_a_forged_header_is_a_build_error_that_names_the_field(saver, name):
     with pytest.raises(BuildError, match=match):
         Plan.load(saver, trust=True)
     assert Engine.loads == []
+
+
+def test_a_plan_that_needs_more_workspace_than_its_file_states_is_refused(tmp_path):
+    class Greedy(Engine):
+        size = 1000
+
+        def build_plan(self, graph, config, ctx):
+            return type("P", (Compiled,), {"workspace_size": Greedy.size})()
+
+    with temporary_plugin(MANIFEST, {"e": Greedy}, isolated=True):
+        path = tmp_path / "greedy.plan"
+        plan = graph().plan(device="cpu")
+        plan.save(path)
+        assert Plan.load(path).workspace_size == plan.workspace_size
+    Greedy.size = 2000
+    with temporary_plugin(MANIFEST, {"e": Greedy}, isolated=True):
+        with pytest.raises(BuildError, match="workspace"):
+            Plan.load(path)
+
+
+def test_another_plan_can_not_be_added_to_a_loaded_graph():
+    g = cudnn_core.pygraph()
+    g.deserialize(built().serialize(as_bytes=True))
+    with pytest.raises(GraphError, match="loaded with its plan"):
+        g.create_execution_plan("torch_reference:eager")
+
+
+def test_a_handle_that_is_none_is_not_the_files_fault(saved):
+    with pytest.raises(cudnn_core.HandleError):
+        Plan.load(saved, handle=5)
 
 
 def test_native_payloads_are_used_only_with_trust(saver):
@@ -188,6 +237,7 @@ def test_a_load_plan_that_raises_is_a_build_error(saver):
     with temporary_plugin({**MANIFEST, "plugin": "saver"}, {"e": Broken}, isolated=True):
         with pytest.raises(BuildError, match="old format"):
             Plan.load(saver, trust=True)
+        assert cudnn_core.registry().find("saver:e").state == "quarantined"
 
 
 def test_an_engine_that_now_declines_is_a_build_error(saver):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
 
@@ -13,6 +14,7 @@ from cudnn_core import (
     Declined,
     DeviceInfo,
     Dim,
+    Estimate,
     ExecutionError,
     Graph,
     NoEngineError,
@@ -309,13 +311,113 @@ def test_an_engine_that_mutates_the_graph_is_quarantined(graph, caplog):
         assert graph.key() == key
 
 
-def test_a_misbehaving_estimate_costs_only_the_estimate(graph, caplog):
+def test_an_estimate_that_raises_quarantines(graph, caplog):
     class Odd(Engine):
         def estimate(self, graph, config, ctx):
             raise ValueError("no idea")
 
-    with temporary_plugin(manifest({"name": "a"}), {"a": Odd}, isolated=True):
-        assert graph.plan(device="cpu").engine == "two:a@1"
+    with temporary_plugin(manifest({"name": "a"}, {"name": "b"}), {"a": Odd, "b": Engine}, isolated=True):
+        decision = graph.plan(device="cpu").decision
+    assert (decision.selected, states(decision)["two:a"]) == ("two:b@1", "quarantined")
+    assert reasons(decision, "two:a") == ["plugin.broken"]
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+SOUND = Support((PlanConfig("", {}),), 0)
+MISBEHAVIOUR = {
+    "check_support exits": {"check_support": lambda self, g, c: sys.exit(3)},
+    "an exception without text": {"check_support": lambda self, g, c: raise_(Unprintable())},
+    "a cancelled task": {"check_support": lambda self, g, c: raise_(GeneratorExit())},
+    "notes are a number": {"check_support": lambda self, g, c: SOUND._replace(notes=5)},
+    "notes are a string": {"check_support": lambda self, g, c: SOUND._replace(notes="deterministic")},
+    "a note is a number": {"check_support": lambda self, g, c: SOUND._replace(notes=frozenset({1}))},
+    "a knob's name is a number": {"check_support": lambda self, g, c: Support((PlanConfig("", {1: 2}),))},
+    "a variant is None": {"check_support": lambda self, g, c: Support((PlanConfig("", {}, None),))},
+    "workspace is True": {"check_support": lambda self, g, c: SOUND._replace(workspace=True)},
+    "reasons are a number": {"check_support": lambda self, g, c: Declined(5)},
+    "reasons are exhausted": {"check_support": lambda self, g, c: Declined(r for r in ())},
+    "estimate exits": {"estimate": lambda self, g, c, x: sys.exit(3)},
+    "estimate is no method": {"estimate": 5},
+    "estimate is no estimate": {"estimate": lambda self, g, c, x: 5},
+    "a time is a string": {"estimate": lambda self, g, c, x: Estimate("1")},
+    "a time is nan": {"estimate": lambda self, g, c, x: Estimate(float("nan"))},
+    "a time is beyond floats": {"estimate": lambda self, g, c, x: Estimate(10**400)},
+    "a basis is made up": {"estimate": lambda self, g, c, x: Estimate(1.0, "measured")},
+    "a calibration is a number": {"estimate": lambda self, g, c, x: Estimate(1.0, "model", 5)},
+    "build_plan exits": {"build_plan": lambda self, g, c, x: sys.exit(3)},
+    "build_plan can't say why": {"build_plan": lambda self, g, c, x: raise_(BuildError(Unprintable()))},
+    "bind raises when looked at": {"build_plan": lambda self, g, c, x: plan_with(bind=property(lambda plan: 1 / 0))},
+    "bind is no method": {"build_plan": lambda self, g, c, x: plan_with(bind=5)},
+    "serialize is no method": {"build_plan": lambda self, g, c, x: plan_with(serialize=5)},
+    "artifacts are a number": {"build_plan": lambda self, g, c, x: plan_with(artifacts=5)},
+}
+
+
+def raise_(error):
+    raise error
+
+
+def plan_with(**fields):
+    return type("P", (Plan,), fields)()
+
+
+@pytest.mark.parametrize("name", MISBEHAVIOUR)
+def test_whatever_an_engine_answers_costs_only_itself(graph, name, caplog):
+    table = manifest({"name": "a", "efficiency": 0.8}, {"name": "b", "efficiency": 0.1})
+    with temporary_plugin(table, {"a": engine(**MISBEHAVIOUR[name]), "b": Engine}, isolated=True):
+        plan = graph.plan(device="cpu")
+    assert plan.engine == "two:b@1"
+    assert states(plan.decision)["two:a"] in ("quarantined", "build_failed")
+    assert set(reasons(plan.decision, "two:a")) <= {"plugin.broken", "build.failed"}
+    assert cudnn_core.Decision.from_json(plan.decision.to_json()) == plan.decision
+
+
+@pytest.mark.parametrize(
+    "bind", [lambda self, layout: 1 / 0, lambda self, layout: None, lambda self, layout: sys.exit(3)]
+)
+def test_a_bind_that_fails_is_an_execution_error(graph, bind):
+    bad = engine(build_plan=lambda self, g, c, x: plan_with(bind=bind))
+    with temporary_plugin(manifest({"name": "a"}), {"a": bad}, isolated=True):
+        plan = graph.plan(device="cpu")
+        with pytest.raises(ExecutionError, match="two:a@1"):
+            plan.execute({"x": 1 << 20, "y": 1 << 21})
+
+
+def test_failures_are_told_to_the_hooks_once_with_stage_and_traceback(graph, caplog):
+    told = []
+
+    class Hooks:
+        def cudnn_core_engine_failed(self, failure):
+            told.append((failure.engine, failure.stage, failure.decline.code, "boom" in failure.traceback))
+
+    def boom(self, *args):
+        raise RuntimeError("boom")
+
+    stages = {
+        "import": "__init__",
+        "check_support": "check_support",
+        "estimate": "estimate",
+        "build_plan": "build_plan",
+    }
+    for stage, method in stages.items():
+        told.clear()
+        factories = {"a": engine(**{method: boom}), "b": Engine}
+        table = manifest({"name": "a", "efficiency": 0.8}, {"name": "b", "efficiency": 0.1})
+        with temporary_plugin(table, factories, hooks=[Hooks()], isolated=True):
+            for _ in range(2):
+                assert graph.plan(device="cpu").engine == "two:b@1"
+        assert told == [("two:a@1", stage, "plugin.broken", True)]
+    told.clear()
+    with temporary_plugin(
+        manifest({"name": "a"}), {"a": engine(fails=BuildError("boom"))}, hooks=[Hooks()], isolated=True
+    ):
+        with pytest.raises(NoEngineError):
+            graph.plan(device="cpu")
+    assert told == [("two:a@1", "build_plan", "build.failed", True)]
 
 
 def test_an_absent_device_is_explained_as_present_and_planned_by_aot_engines_only(graph, two):
@@ -397,6 +499,14 @@ def test_the_order_is_total_and_repeatable(graph, two):
     assert len(digests) == 1
 
 
+def test_where_messages_and_files_go_is_no_part_of_a_decision(graph, two, tmp_path, caplog):
+    digest = graph.explain(device="cpu").digest
+    with configure(log="info", cache_dir=tmp_path):
+        assert graph.explain(device="cpu").digest == digest
+    with configure(order=["two:fast"]):
+        assert graph.explain(device="cpu").digest != digest  # what decides is recorded, even where it changes nothing
+
+
 def test_a_reference_plan_on_a_gpu_warns_once_with_the_nearest_decline(graph):
     class NotToday(Engine):
         def check_support(self, graph, ctx):
@@ -465,6 +575,176 @@ def test_execution_never_compiles(graph, two):
     graph.build()
     other = next(i for i in range(graph.get_execution_plan_count()) if i != 0)
     with pytest.raises(ExecutionError, match="not built"):
-        graph.execute_plan_at_index({"x": 256, "y": 4096}, index=other)
+        graph.execute_plan_at_index({"x": 1 << 20, "y": 1 << 21}, index=other)
     graph.build_plan_at_index(other)
-    graph.execute_plan_at_index({"x": 256, "y": 4096}, index=other)
+    graph.execute_plan_at_index({"x": 1 << 20, "y": 1 << 21}, index=other)
+
+
+KNOBS = {"tile": {"type": "int", "choices": [64, 128]}}
+TWO_CONFIGS = Support((PlanConfig("", {"tile": 64}), PlanConfig("", {"tile": 128})))
+
+
+@pytest.mark.parametrize("way", ["plan", "classic"])
+@pytest.mark.parametrize(
+    ("fails", "used"), [(BuildError("not at 64"), ("two:a@1", 128)), (ValueError("crash"), ("two:b@1", 0))]
+)
+def test_a_failing_config_gives_way_to_the_next_and_a_broken_engine_to_the_next_engine(graph, way, fails, used, caplog):
+    class Picky(Engine):
+        def check_support(self, graph, ctx):
+            return TWO_CONFIGS
+
+        def build_plan(self, graph, config, ctx):
+            if config.knobs["tile"] == 64:
+                raise fails
+            return Plan()
+
+    table = manifest({"name": "a", "efficiency": 0.8, "knobs": KNOBS}, {"name": "b", "efficiency": 0.1})
+    with temporary_plugin(table, {"a": Picky, "b": Engine}, isolated=True):
+        if way == "plan":
+            plan = graph.plan(device="cpu")
+        else:
+            graph.build()
+            plan = graph.selected_plan
+    assert (plan.engine, plan.knobs.get("tile", 0)) == used
+    assert plan.decision.selected == plan.engine
+    assert reasons(plan.decision, "two:a") == ["build.failed" if used[1] else "plugin.broken"]
+
+
+def test_an_engine_that_breaks_between_survey_and_build_gives_way(graph, caplog):
+    class Late(Engine):
+        def build_plan(self, graph, config, ctx):
+            raise ValueError("crash")
+
+    table = manifest({"name": "a", "efficiency": 0.8}, {"name": "b", "efficiency": 0.1})
+    with temporary_plugin(table, {"a": Late, "b": Engine}, isolated=True):
+        graph.create_execution_plans()
+        twin = Graph(**F32)
+        twin.tanh(twin.tensor(dim=(2, 2))).set_output(True)
+        twin.plan(device="cpu")
+        graph.build_plans()
+        assert graph.selected_plan.engine == "two:b@1"
+
+
+@pytest.mark.parametrize("support", [None, 16, 4096], ids=["unknown", "a lie", "true"])
+def test_a_call_s_workspace_limit_holds_for_every_plan(graph, support):
+    greedy = engine(
+        check_support=lambda self, g, c: Support((PlanConfig("", {}),), support),
+        build_plan=lambda self, g, c, x: Plan(4096),
+    )
+    table = manifest({"name": "a", "efficiency": 0.8}, {"name": "b", "efficiency": 0.1})
+    with temporary_plugin(table, {"a": greedy, "b": Engine}, isolated=True):
+        graph.deselect_workspace_greater_than(1024)
+        plan = graph.plan(device="cpu")
+        assert (plan.engine, reasons(plan.decision, "two:a")) == ("two:b@1", ["resource.workspace"])
+        graph.build()
+        assert graph.selected_plan.engine == "two:b@1"
+
+
+def test_a_build_error_that_mentions_workspace_is_a_build_failure(graph):
+    failing = engine(fails=BuildError("ptxas: 3 bytes of workspace directive unknown"))
+    table = manifest({"name": "a", "efficiency": 0.8}, {"name": "b", "efficiency": 0.1})
+    with temporary_plugin(table, {"a": failing, "b": Engine}, isolated=True):
+        assert reasons(graph.plan(device="cpu").decision, "two:a") == ["build.failed"]
+
+
+def test_a_pinned_plans_record_says_that_the_others_were_not_asked(graph, two):
+    graph.create_execution_plan("two:slow")
+    graph.build_plans()
+    decision = graph.selected_plan.decision
+    assert (decision.selected, reasons(decision, "two:fast")) == ("two:slow@1", ["config.pinned_elsewhere"])
+
+
+def test_a_pinned_plan_that_is_deselected_is_refused(graph, two):
+    graph.create_execution_plans()
+    graph.select_plan(0)
+    graph.deselect_engines(["two:fast"])
+    with pytest.raises(NoEngineError, match="deselected"):
+        graph.build_plans()
+
+
+def test_a_variant_that_an_engine_does_not_have_or_may_not_use_is_refused(graph, two):
+    with pytest.raises(cudnn_core.EngineLookupError, match="no variant 'eng7'"):
+        graph.create_execution_plan("two:fast@1/eng7")
+    table = manifest({"name": "graph", "variants": "eng[0-9]+"})
+    with temporary_plugin(table, {"graph": engine(variants=("eng3",))}, isolated=True):
+        with configure(disable=["two:graph/eng7"]), pytest.raises(NoEngineError, match=r"config\.disabled"):
+            graph.create_execution_plan("two:graph/eng7")
+        graph.create_execution_plan("two:graph/eng7").build_plans()
+        assert graph.selected_plan.decision.selected == "two:graph@1/eng7"
+
+
+BAD_ARGUMENTS = {
+    "hint": lambda g: g.plan(device="cpu", hint=[1]),
+    "hint value": lambda g: g.explain(device="cpu", hint={"m": "64"}),
+    "heuristics": lambda g: g.create_execution_plans(5),
+    "engine id": lambda g: g.create_execution_plan(5),
+    "knobs": lambda g: g.create_execution_plan("two:fast", [1]),
+    "engines": lambda g: g.deselect_engines([5]),
+    "engines as text": lambda g: g.deselect_engines("two:fast"),
+    "no engines": lambda g: g.deselect_engines(5),
+    "workspace": lambda g: g.deselect_workspace_greater_than("a"),
+    "notes": lambda g: g.select_behavior_notes(5),
+    "a note": lambda g: g.deselect_numeric_notes([5]),
+    "save": lambda g: g.plan(device="cpu").save(None),
+    "load": lambda g: cudnn_core.Plan.load(None),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_an_argument_of_the_wrong_type_is_a_typed_error(two, name):
+    g = Graph(**F32)
+    g.relu(g.tensor(dim=(Dim("m", max=64), 4))).set_output(True)
+    with pytest.raises(cudnn_core.GraphError):
+        BAD_ARGUMENTS[name](g)
+    g.build()
+
+
+def static(**flags):
+    g = Graph(**F32, **flags)
+    g.relu(g.tensor(dim=(4, 6), name="x", uid=7)).set_output(True).set_name("y")
+    g.build()
+    return g
+
+
+def test_static_plans_take_the_frontends_flags_and_overrides_that_say_what_is_declared(two):
+    g = static(is_dynamic_shape_enabled=True, is_override_shape_enabled=True)
+    pack = {"x": 1 << 20, "y": 1 << 21}
+    g.execute(pack)
+    g.execute(pack, override_uids=[7], override_shapes=[[4, 6]], override_strides=[[6, 1]])
+    g.execute(pack, override_uids=[7], override_shapes=[(4, 6)])
+    assert g.get_workspace_size(None, [7], [[4, 6]], [[6, 1]]) == 0
+    for shape, stride in (([2, 6], [6, 1]), ([4, 6], [1, 4])):
+        with pytest.raises(ExecutionError, match=r"x.*declare .*Dim"):
+            g.execute(pack, override_uids=[7], override_shapes=[shape], override_strides=[stride])
+        with pytest.raises(ExecutionError, match="declare"):
+            g.get_workspace_size(None, [7], [shape], [stride])
+
+
+def test_overrides_give_runtime_sizes_and_strides_that_follow(two):
+    g = Graph(**F32)
+    g.relu(g.tensor(dim=(Dim("m", max=64), 6), name="x", uid=7)).set_output(True).set_name("y")
+    g.build()
+    pack = {"x": 1 << 20, "y": 1 << 21}
+    g.execute(pack, override_uids=[7], override_shapes=[[5, 6]], override_strides=[[6, 1]])
+    with pytest.raises(ExecutionError, match="strides"):
+        g.execute(pack, override_uids=[7], override_shapes=[[5, 6]], override_strides=[[1, 5]])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"override_uids": 7}, {"override_uids": ["x"], "override_shapes": [[4, 6]]},
+     {"override_uids": [9], "override_shapes": [[4, 6]]}, {"override_uids": [7], "override_shapes": [5]},
+     {"override_uids": [7], "override_shapes": [["a", 6]]}, {"override_uids": [7]}, {"override_strides": 5},
+     {"override_uids": [7], "override_shapes": [[4, 6]], "override_strides": [[6, 1], None]},
+     {"tensor_uids": [[1]]}, {"tensor_uids": 5}],
+)  # fmt: skip
+def test_garbage_in_overrides_is_a_typed_error(two, overrides):
+    operands = (1 << 20,) if "tensor_uids" in overrides else {"x": 1 << 20, "y": 1 << 21}
+    with pytest.raises((ExecutionError, cudnn_core.GraphError)):
+        static().execute(operands, **overrides)
+
+
+def test_uids_may_come_from_a_generator(two):
+    g = static()
+    y = g.find_tensor("y").get_uid()
+    g.execute([1 << 20, 1 << 21], tensor_uids=(uid for uid in (7, y)))

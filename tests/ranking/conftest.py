@@ -41,12 +41,13 @@ def make_candidate(
     knobs=None,
     variant="",
     configs=(),
+    dists=(),
 ):
     full = f"{engine}@{revision}"
     spec = SimpleNamespace(id=full, short_id=engine, tier=tier, efficiency=efficiency, maturity=maturity)
     config = PlanConfig(full, knobs or {}, variant)
     estimate = None if us is None else Estimate(us, basis, calibration)
-    entry = SimpleNamespace(id=full, spec=spec, package_dir=package_dir)
+    entry = SimpleNamespace(id=full, spec=spec, package_dir=package_dir, environment=lambda: dict(dists))
     return Candidate(entry, Support((config,)), config, estimate, tuple(configs))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import pickle
 
 import pytest
 from hypothesis import given
@@ -130,8 +132,26 @@ def test_any_record_round_trips_and_does_not_depend_on_the_input_order(rows, dat
 def test_facts_that_json_cannot_say_are_kept_as_text():
     odd = Decline("dtype.unsupported", "A", {float("inf"), 1.0}, object)
     (row,) = Decision(KEY, H200, [declined("p:e@1", odd)]).engines
-    assert row.reasons[0].expected == ["inf", 1.0]
+    assert row.reasons[0].expected == ("inf", 1.0)
     assert row.reasons[0].actual == str(object)
+
+
+def test_no_part_of_a_record_can_be_changed_and_it_can_be_copied():
+    odd = Decline("dtype.unsupported", "A", {"max": [1]}, None)
+    row = declined("p:e@1", odd)._replace(config=PlanConfig("p:e@1", {"tile": 64}, ""))
+    made = Decision(KEY, H200, [row], [("rule[0]", {"match": {"op": "relu"}}, "f:1")])
+    for part in (
+        made.device,
+        made.engines[0].config.knobs,
+        made.engines[0].reasons[0].expected,
+        made.config[0].value["match"],
+    ):
+        with pytest.raises(TypeError, match="immutable"):
+            part["new"] = 1
+        with pytest.raises(TypeError, match="immutable"):
+            part.update(new=1)
+    for twin in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert (twin, twin.to_json()) == (made, made.to_json())
 
 
 @pytest.mark.parametrize("garbage", ["no", ("bogus.code", "", None, None, "", ""), None, Decline("made.up")])

@@ -252,6 +252,15 @@ def test_a_new_revision_was_never_measured(fake):
     assert ranked.basis == "prior"
 
 
+def test_an_upgrade_of_a_plugin_or_of_what_it_requires_was_never_measured(fake):
+    old, new = {"acme": "1.0", "torch": "2.9"}, {"acme": "1.0", "torch": "2.10"}
+    sample = record(fake, a=50.0).samples[0]._replace(dists=old)
+    made = record(fake)._replace(samples=(sample,))
+    for dists, basis in ((old, "measured"), (new, "prior")):
+        (ranked,) = rank([fake.candidate("a:e", dists=dists)], fake.order(), fake.device(), roofline=10.0, record=made)
+        assert ranked.basis == basis
+
+
 def test_samples_of_engines_that_no_longer_compete_do_no_harm(fake):
     (ranked,) = rank([fake.candidate("a:e")], fake.order(), fake.device(), record=record(fake, a=50.0, gone=1.0))
     assert (ranked.us, ranked.basis) == (50.0, "measured")

@@ -8,12 +8,12 @@ import cudnn_core._roofline as roofline
 from cudnn_core._device import DeviceInfo, device_info
 from cudnn_core._dims import Dim
 from cudnn_core._ops._schema import Cost as NodeCost
-from cudnn_core._ops._schema import Op
+from cudnn_core._ops._schema import Op, Port
 from cudnn_core._roofline import Cost, graph_cost, roofline_us
 
 
 def op(name, cost):
-    return Op(name, inputs=(), outputs=(), infer=lambda node: {}, cost=cost)
+    return Op(name, inputs=(), outputs=(Port("out"),), infer=lambda node: {}, cost=cost)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def read(root, key=KEY, device=DEVICE, environment=ENV):
 
 
 def test_a_stored_record_is_read_back_whole(root):
-    samples = (sample(), sample("q:e@2", 7.25, {"split": [1, 2], "fast": True}, sizes={"m": 64}))
+    samples = (sample(), sample("q:e@2", 7.25, {"split": [1, 2], "fast": True}, sizes={"m": 64}, dists={"q": "1"}))
     assert store(record(*samples), **OPEN, root=root) == ""
     assert read(root) == record(*samples)
 
@@ -84,14 +84,13 @@ def test_the_latest_sample_of_an_engine_is_its_time():
     assert made.best("p:e@2") is None
 
 
-def test_a_record_is_valid_only_if_every_competitor_was_sampled():
-    made = record(sample("p:e@1"), sample("q:e@1"))
-    assert made.valid_for(["p:e@1", "q:e@1"])
-    assert made.valid_for(["p:e@1"])
-    assert not made.valid_for(["p:e@1", "new:e@1"])
-    assert not made.valid_for(["p:e@2"])
-    assert not made.valid_for([])
-    assert not made.valid_for(["p:e@1"], {"m": 64})
+def test_a_sample_counts_at_its_sizes_and_with_its_distributions():
+    made = record(sample("p:e@1", dists={"p": "1.0", "torch": "2.9"}), sample("q:e@1", sizes={"m": 64}))
+    assert made.best("p:e@1", {}, {"torch": "2.9", "p": "1.0"}) == made.samples[0]
+    assert made.best("p:e@1", {}, {"torch": "2.10", "p": "1.0"}) is None
+    assert made.best("p:e@1") is None
+    assert made.best("q:e@1", {"m": 64}) == made.samples[1]
+    assert made.best("q:e@1", {"m": 65}) is None
 
 
 @pytest.mark.parametrize(("why", "reason"), [("pinned", "pinned"), ("filtered", "left engines out")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -119,6 +120,41 @@ def test_a_package_in_the_current_directory_does_not_lend_its_manifest(tmp_path,
     assert found.manifest_path == ""
     assert found.problem is not None
     assert "hides" in found.problem.hint
+    assert "pip install -e ." in found.problem.hint
+
+
+SOURCES = {
+    "source": lambda here: {"url": here.as_uri(), "dir_info": {"editable": True}},
+    "parent": lambda here: {"url": here.parent.as_uri(), "dir_info": {"editable": True}},
+    "elsewhere": lambda here: {"url": (here.parent / "elsewhere").as_uri(), "dir_info": {"editable": True}},
+    "same prefix": lambda here: {"url": here.as_uri()[:-1], "dir_info": {"editable": True}},
+    "not editable": lambda here: {"url": here.as_uri(), "dir_info": {}},
+    "not true": lambda here: {"url": here.as_uri(), "dir_info": {"editable": 1}},
+    "not a file": lambda here: {"url": f"https://example.org{here}", "dir_info": {"editable": True}},
+    "no path": lambda here: {"url": "file:", "dir_info": {"editable": True}},
+    "no text": lambda here: {"url": 5, "dir_info": {"editable": True}},
+    "nothing": lambda here: [],
+    "nonsense": lambda here: None,
+}
+
+
+@pytest.mark.parametrize("url", SOURCES)
+def test_only_the_source_folder_of_an_editable_install_may_stand_in_for_it(tmp_path, site, monkeypatch, url):
+    info = write_plugin(site, "alpha")
+    here = tmp_path / "a folder"
+    (here / "alpha").mkdir(parents=True)
+    (here / "alpha" / "__init__.py").write_text("")
+    (here / "alpha" / "cudnn_plugin.toml").write_text(to_toml(manifest("alpha")))
+    document = SOURCES[url](here)
+    (info / "direct_url.json").write_text("{" if document is None else json.dumps(document))
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(str(here))
+    (found,) = scan([str(site)]).plugins
+    if url in ("source", "parent"):
+        assert found.problem is None
+        assert found.manifest_path == str(here / "alpha" / "cudnn_plugin.toml")
+    else:
+        assert "hides" in found.problem.hint
 
 
 def test_broken_metadata_is_skipped_and_reported(site):
@@ -319,7 +355,7 @@ def test_an_editable_install_registers_even_from_its_own_directory(tmp_path, bac
     tree, module = project(tmp_path, backend, layout)
     site = build(tree, module, "build_editable", tmp_path / "out")
     (info,) = site.glob("*.dist-info")
-    (info / "direct_url.json").write_text('{"url": "file:///project", "dir_info": {"editable": true}}')
+    (info / "direct_url.json").write_text(json.dumps({"url": tree.as_uri(), "dir_info": {"editable": True}}))
     for cwd in (tmp_path, tree):
         found, imported = python(SCAN.format(site=str(site)), cwd=cwd).splitlines()
         assert found == f'[["alpha", "acme-alpha", "1.0", "{tree / layout / "alpha" / "cudnn_plugin.toml"}", "None"]]'

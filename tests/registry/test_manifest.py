@@ -178,6 +178,7 @@ def test_names_of_engines_and_ops_are_unique():
         ("[1]", "json"),
         ('{"schema": 1, "schema": 1}', "json"),
         ('{"schema": NaN}', "json"),
+        ('{"schema": 1e999}', "json"),
         (b"\xff\xfe", "toml"),
         ("[" * 100_000, "json"),
         (b"#" * (1 << 20) + b"\n", "toml"),

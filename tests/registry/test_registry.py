@@ -181,14 +181,23 @@ def test_quarantine_takes_an_engine_out_until_refresh(site, registry_of, monkeyp
     write_plugin(site, "alpha")
     registry = registry_of()
     entry = registry.get("alpha:main")
-    registry.quarantine(entry, Decline("plugin.broken", "alpha:main", actual="raised"), "Traceback ...")
-    registry.quarantine(entry, Decline("plugin.broken", "alpha:main", actual="again"))
+    said = [Decline("plugin.broken", "alpha:main", actual=actual) for actual in ("raised", "again")]
+    first = [registry.quarantine(entry, EngineBroken("alpha:main", reason, "Traceback ...")) for reason in said]
+    assert first == [True, False]
     assert entry.state == "quarantined"
     assert [reason.actual for reason in entry.reasons] == ["raised"]
     with pytest.raises(EngineBroken, match="raised"):
         entry.instance()
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     assert _registry.refresh().get("alpha:main").state == "eligible"
+
+
+def test_an_engines_environment_is_its_distribution_and_what_it_requires(site, registry_of):
+    write_dist(site, "DSL_Kit", "4.7")
+    document = manifest("alpha", requires=[{"dist": "dsl.kit", "version": ">=4"}, {"dist": "absent-kit"}])
+    write_plugin(site, "alpha", document)
+    entry = registry_of().find("alpha:main")
+    assert entry.environment() == {entry.dist: entry.version, "absent-kit": "", "dsl-kit": "4.7"}
 
 
 def test_refresh_sees_what_was_installed_meanwhile(site, registry_of, monkeypatch):

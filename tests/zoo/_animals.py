@@ -15,7 +15,7 @@ from ._make import manifest, to_toml, write_dist, write_plugin
 
 __all__ = ["BEASTS", "Beast", "metadata_of", "write_beast", "write_ghosts", "write_sound"]
 
-SOUND = '''
+SOUND = """
 import ctypes
 
 from cudnn_core import BuildError, Decline, Declined, PlanConfig, Support, checks
@@ -71,7 +71,7 @@ class Engine:
 
     def build_plan(self, graph, config, ctx):
         return Plan(graph)
-'''
+"""
 _OVER = "\n\nSoundPlan, SoundEngine = Plan, Engine\n\n\n"
 
 
@@ -185,7 +185,7 @@ BEASTS: tuple[Beast, ...] = (
         engine("    def check_support(self, graph, ctx):\n        raise KeyError('A')\n"),
     ),
     _beast(
-        "raises_in_build", "build_failed", "build.failed", "numerics", "build_plan fails.*RuntimeError: in build",
+        "raises_in_build", "build_failed", "plugin.broken", "numerics", "build_plan fails.*RuntimeError: in build",
         engine("    def build_plan(self, graph, config, ctx):\n        raise RuntimeError('in build')\n"),
     ),
     _beast(

@@ -26,7 +26,9 @@ def run_kit(site, *arguments, folder):
     results = {}
     for case in ElementTree.parse(report).iter("testcase"):
         failure = next((child for child in case if child.tag in ("failure", "error")), None)
-        results[f"{case.get('classname')}::{case.get('name')}"] = "" if failure is None else f"{failure.get('message')}\n{failure.text}"
+        results[f"{case.get('classname')}::{case.get('name')}"] = (
+            "" if failure is None else f"{failure.get('message')}\n{failure.text}"
+        )
     return results, done.returncode, done.stdout + done.stderr
 
 
@@ -75,7 +77,7 @@ def test_an_engine_that_hangs_at_import_is_found(tmp_path):
     write_beast(site, "hangs", "import time\n\ntime.sleep(600)\n")
     write_beast(site, "vanishes", "import os\n\nos._exit(7)\n")
     arguments = ["--cudnn-plugin", "hangs", "--cudnn-plugin", "vanishes", "--cudnn-timeout", "3"]
-    found, status, output = run_kit(site, *arguments, "-k", "import or manifest or f32-1x1x1", folder=tmp_path)
+    found, status, _ = run_kit(site, *arguments, "-k", "import or manifest or f32-1x1x1", folder=tmp_path)
     assert status == 1
     for check in ("import", "manifest", "numerics[cpu-matmul-f32-1x1x1]"):
         assert "its import did not end within 3 s" in found[f"hangs:main::{check}"]

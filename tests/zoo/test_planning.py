@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,9 +61,7 @@ def run_and_check(plan):
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(dim).astype(np.float32) for dim in ((1, 4, 8), (1, 8, 5)))
     c = np.full((1, 4, 5), np.nan, dtype=np.float32)
-    scratch = np.empty(512, dtype=np.uint8)
-    start = -scratch.ctypes.data % 256
-    plan.execute({"a": a, "b": b, "c": c}, scratch[start : start + 256])
+    plan.execute({"a": a, "b": b, "c": c}, np.empty(plan.workspace_size, dtype=np.uint8))
     np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=1e-5)
 
 
@@ -135,7 +134,7 @@ def test_broken_metadata_beside_it_is_skipped_and_reported(site, installed):
     write_ghosts(site)
     registry = installed()
     run_and_check(matmul().plan(device="cpu"))
-    paths = {os.path.basename(broken.path) for broken in registry.discovery.broken}
+    paths = {Path(broken.path).name for broken in registry.discovery.broken}
     assert any("undecodable" in path for path in paths), registry.discovery.broken
 
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cudnn_core import Dim
-
 from ._lower import Lowering, lowering
 from ._lower._lengths import length_ports, sequence_lengths
 from ._lower._math import Math
@@ -22,7 +20,7 @@ from ._rounding import decode, round_value
 if TYPE_CHECKING:
     from cudnn_core import FrozenGraph
 
-__all__ = ["Program", "bind_sizes", "evaluate", "ragged_starts"]
+__all__ = ["Program", "evaluate", "ragged_starts"]
 
 Tensor = Any
 
@@ -44,12 +42,11 @@ def evaluate(
     """
     first = next((x for x in inputs.values() if isinstance(x, torch.Tensor)), None)
     device = first.device if first is not None else torch.device("cpu")
-    sizes: dict[str, int] = {}
-    for tensor in graph.operand_tensors():
-        value = inputs.get(tensor.uid)
-        if isinstance(value, torch.Tensor) and value.ndim == len(tensor.dim):
-            bind_sizes(tensor.dim, value.shape, sizes)
-    sized = graph.at(sizes)
+    sized = graph
+    if graph.dims:
+        given = [(inputs.get(tensor.uid), tensor.rank) for tensor in graph.operand_tensors()]
+        shapes = [tuple(x.shape) if isinstance(x, torch.Tensor) and x.ndim == rank else None for x, rank in given]
+        sized = graph.at(graph.sizes_from(shapes))
     program = Program(sized, precision)
     env: dict[int, Tensor] = {}
     for tensor in sorted(sized.operand_tensors(), key=lambda tensor: tensor.ragged_offset is not None):
@@ -58,13 +55,6 @@ def evaluate(
     with torch.no_grad():
         program.run(env, device, round_virtual, round_outputs)
     return {tensor.uid: env[tensor.index] for tensor in sized.tensors if tensor.role == "output"}
-
-
-def bind_sizes(declared: Any, actual: Any, sizes: dict[str, int]) -> None:
-    """Note the size of every Dim in ``declared``."""
-    for want, have in zip(declared, actual, strict=True):
-        if isinstance(want, Dim):
-            sizes.setdefault(want.name, int(have))
 
 
 def ragged_starts(tensor: Any, env: Mapping[int, Tensor]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._evaluate import Program, bind_sizes, ragged_starts
+from ._evaluate import Program, ragged_starts
 from ._memory import Layout, load, load_ragged, ragged_rows, store, store_ragged
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ class ReferencePlan:
     def bind(self, layout: tuple[Operand, ...]) -> Callable[[Sequence[int], int, int], None]:
         program = self._program
         if program is None:
-            sizes: dict[str, int] = {}
-            for operand, tensor in zip(layout, self._graph.operand_tensors(), strict=True):
-                bind_sizes(tensor.dim, operand.dim, sizes)
-            program = Program(self._graph.at(sizes))
+            program = Program(self._graph.at(self._graph.sizes_from(operand.dim for operand in layout)))
         slots = [
             _Slot(position, tensor, operand)
             for position, (tensor, operand) in enumerate(zip(program.graph.operand_tensors(), layout, strict=True))

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["LOWERED", "Lowering", "lowering"]
+__all__ = ["INTEGER", "LOWERED", "OTHER", "Lowering", "lowering"]
 
 Lowering = Callable[[Any, Mapping[str, Any], Any], Mapping[str, Any]]
 
-_POINTWISE = [
+# Pointwise ops: those that integers stay integers in, and the others.
+INTEGER = (
     "abs",
     "add",
     "add_square",
@@ -27,20 +28,8 @@ _POINTWISE = [
     "cmp_le",
     "cmp_lt",
     "cmp_neq",
-    "cos",
-    "div",
-    "elu",
-    "elu_backward",
-    "erf",
-    "exp",
     "floor",
-    "gelu",
-    "gelu_approx_tanh",
-    "gelu_approx_tanh_backward",
-    "gelu_backward",
-    "gen_index",
     "identity",
-    "log",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -49,9 +38,24 @@ _POINTWISE = [
     "mod",
     "mul",
     "neg",
+    "relu",
+    "sub",
+)
+OTHER = (
+    "cos",
+    "div",
+    "elu",
+    "elu_backward",
+    "erf",
+    "exp",
+    "gelu",
+    "gelu_approx_tanh",
+    "gelu_approx_tanh_backward",
+    "gelu_backward",
+    "gen_index",
+    "log",
     "pow",
     "reciprocal",
-    "relu",
     "relu_backward",
     "rsqrt",
     "sigmoid",
@@ -60,17 +64,16 @@ _POINTWISE = [
     "softplus",
     "softplus_backward",
     "sqrt",
-    "sub",
     "swish",
     "swish_backward",
     "tan",
     "tanh",
     "tanh_backward",
-]
+)
 
 # op name -> (module, function)
 LOWERED: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(_POINTWISE, ("_pointwise", "pointwise")),
+    **dict.fromkeys((*INTEGER, *OTHER), ("_pointwise", "pointwise")),
     "matmul": ("_matmul", "matmul"),
     "reduction": ("_reduction", "reduction"),
     "reshape": ("_structural", "reshape"),

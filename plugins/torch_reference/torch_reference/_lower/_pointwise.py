@@ -1,6 +1,6 @@
 """Pointwise ops and their backward forms, from the definitions, stable where the textbook form cancels.
 
-Integers stay integers in the ops of ``_INTEGER``; elsewhere they are computed as floats. NaN propagates, through min and
+Integers stay integers in the ops of ``INTEGER``; elsewhere they are computed as floats. NaN propagates, through min and
 max too. ``mod`` has the sign of the dividend (C's fmod). Integer division by zero gives 0.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import INTEGER
 from ._math import Math, is_integer
 
 __all__ = ["pointwise"]
@@ -20,34 +21,6 @@ Tensor = Any
 _SQRT_HALF = scalar_math.sqrt(0.5)
 _SQRT_2_OVER_PI = scalar_math.sqrt(2.0 / scalar_math.pi)
 _INTEGER_COMPUTE = ("int64", "int32", "int8", "uint8", "int4")
-
-_INTEGER = frozenset(
-    [
-        "abs",
-        "add",
-        "add_square",
-        "binary_select",
-        "ceil",
-        "cmp_eq",
-        "cmp_ge",
-        "cmp_gt",
-        "cmp_le",
-        "cmp_lt",
-        "cmp_neq",
-        "floor",
-        "identity",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "max",
-        "min",
-        "mod",
-        "mul",
-        "neg",
-        "relu",
-        "sub",
-    ]
-)
 
 
 def pointwise(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
@@ -65,7 +38,7 @@ def pointwise(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any
             chosen, other = math.as_float(chosen), math.as_float(other)
         return {"out": torch.where(mask != 0, chosen, other)}
     exact = is_integer(*operands) and (
-        node.op in _INTEGER or (node.op == "div" and node.compute_dtype in _INTEGER_COMPUTE)
+        node.op in INTEGER or (node.op == "div" and node.compute_dtype in _INTEGER_COMPUTE)
     )
     if node.op == "relu" and (
         node.attrs.get("negative_slope")
