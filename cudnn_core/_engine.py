@@ -56,7 +56,8 @@ Runner = Callable[[Buffers, int, int], None]
 class ExecutionContext(NamedTuple):
     """One type for every call. Read it by name: it only grows.
 
-    handle     the caller's Handle, or None while planning without one
+    handle     the caller's Handle, or None without one; always None in build_plan and load_plan, whose result serves every
+               handle of the device
     device     a DeviceInfo, possibly of a device that is not here
     stream     the stream's address; 0 is the legacy default stream
     workspace  the workspace's address; 0 while planning and when the plan needs none

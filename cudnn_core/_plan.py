@@ -214,7 +214,9 @@ class Plan:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # SystemExit and the like are a plugin's failure too
-                raise ExecutionError(f"engine {self.engine} could not bind its plan: {describe_error(error)}") from error
+                raise ExecutionError(
+                    f"engine {self.engine} could not bind its plan: {describe_error(error)}"
+                ) from error
             if not callable(runner):
                 raise ExecutionError(f"engine {self.engine} bound no callable but {short_repr(runner)}")
             return runner
@@ -243,13 +245,14 @@ class Plan:
         else:
             try:  # a torch tensor; whatever is irregular is described, and refused, in general terms
                 address = workspace.data_ptr()
-                if (
-                    workspace.nbytes < self.workspace_size
-                    or not workspace.is_contiguous()
-                    or not (workspace.is_cpu if not self._guarded else workspace.get_device() == self.device.ordinal)
-                ):
-                    address = self._described_workspace(workspace)
-            except (AttributeError, RuntimeError, TypeError):
+                plain = (
+                    workspace.nbytes >= self.workspace_size
+                    and workspace.is_contiguous()
+                    and (workspace.get_device() == self.device.ordinal if self._guarded else workspace.is_cpu)
+                )
+            except Exception:
+                plain = False
+            if not plain:
                 address = self._described_workspace(workspace)
         if not self._lowest <= address < HIGHEST:
             raise ExecutionError(f"the workspace can't lie at {address:#x}", operand="workspace")

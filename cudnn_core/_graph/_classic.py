@@ -10,25 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import as_int, as_list, as_mapping, as_name
-from .._enums import as_member, behavior_note, build_plan_policy, heur_mode, numerical_note
+from .._arguments import as_list, as_mapping, as_name
+from .._enums import as_member, build_plan_policy, heur_mode
 from .._errors import BuildError, ExecutionError, GraphError, NoEngineError
 from .._locks import ForkLock
-from ._calls import deserialize_arguments, names, note_names, ordered, overrides
+from ._calls import deserialize_arguments, ordered, overrides
+from ._selection import PlanSelection
 
 if TYPE_CHECKING:
     from .._decision import Decision
     from .._device import DeviceInfo
     from .._handle import Handle
     from .._plan import Plan
-    from .._planner import Filters, Survey
+    from .._planner import Survey
     from ._frozen import FrozenGraph
     from ._tensor import Tensor
 
 __all__ = ["ClassicSequence"]
 
 
-class ClassicSequence:
+class ClassicSequence(PlanSelection):
     """Planning and execution of a Graph."""
 
     handle: Handle | None
@@ -44,10 +45,7 @@ class ClassicSequence:
         self._active: Plan | None = None  # the plan at _index
         self._pinned: int | None = None
         self._first_build = ForkLock()
-        self._deselected: list[str] = []
-        self._required_notes: list[str] = []
-        self._barred_notes: list[str] = []
-        self._workspace_limit: int | None = None
+        self._init_selection()
 
     if TYPE_CHECKING:
 
@@ -168,32 +166,6 @@ class ClassicSequence:
     def build_plan_at_index(self, index: int) -> Any:
         self._built(self._checked_index(index))
         self._select(index)
-        return self
-
-    def deselect_engines(self, engine_names: Iterable[str]) -> Any:
-        """Exclude engines by exact name or glob (``"plugin:*"``), never by substring."""
-        self._deselected.extend(names(engine_names, "deselect_engines"))
-        return self
-
-    def deselect_workspace_greater_than(self, workspace_limit: int) -> Any:
-        """Exclude plans whose ``workspace_size`` is greater, known before they are built or not."""
-        self._workspace_limit = as_int(workspace_limit, "workspace_limit")
-        return self
-
-    def select_behavior_notes(self, notes: Iterable[object]) -> Any:
-        self._required_notes.extend(note_names(behavior_note, notes, "select_behavior_notes"))
-        return self
-
-    def deselect_behavior_notes(self, notes: Iterable[object]) -> Any:
-        self._barred_notes.extend(note_names(behavior_note, notes, "deselect_behavior_notes"))
-        return self
-
-    def select_numeric_notes(self, notes: Iterable[object]) -> Any:
-        self._required_notes.extend(note_names(numerical_note, notes, "select_numeric_notes"))
-        return self
-
-    def deselect_numeric_notes(self, notes: Iterable[object]) -> Any:
-        self._barred_notes.extend(note_names(numerical_note, notes, "deselect_numeric_notes"))
         return self
 
     def get_behavior_notes(self) -> list[str]:
@@ -334,16 +306,6 @@ class ClassicSequence:
         from .._planner import survey
 
         return survey(self.freeze(device.type), device, handle, hint, self._filters(), need_build=need_build)
-
-    def _filters(self) -> Filters:
-        from .._planner import Filters
-
-        return Filters(
-            deselect=tuple(self._deselected),
-            require_notes=tuple(self._required_notes),
-            bar_notes=tuple(self._barred_notes),
-            max_workspace=self._workspace_limit,
-        )
 
     def _operand_keys(self) -> list[Tensor]:
         return list(self.tensors)
