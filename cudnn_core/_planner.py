@@ -72,7 +72,9 @@ class Survey:
         made = cls(None, [], [])
         made._loaded = plan
         engine = plan.engine
-        made.entries = [Entry(None, plan.config, frozenset(), plan.workspace_size, engine, engine.partition("@")[0])]
+        made.entries = [
+            Entry(None, plan.config, frozenset(), plan.engine_workspace_size, engine, engine.partition("@")[0])
+        ]
         return made
 
     def name(self, index: int) -> str:
@@ -332,7 +334,7 @@ def build_entry(found: Survey, index: int, bindings: Mapping[int, object], keys:
         found.selected = entry.config
         decision = found.decision()
         plan = finish(request.graph, compiled, entry.config, decision, request.device, request.handle, bindings, keys)
-        limits = request._replace(filters=found.filters).declines(entry.notes, plan.workspace_size)
+        limits = request._replace(filters=found.filters).declines(entry.notes, plan.engine_workspace_size)
         if limits:
             raise BuildError(f"{found.name(index)}: {'; '.join(map(str, limits))}", decline=limits[0])
     except BuildError as error:
@@ -342,7 +344,7 @@ def build_entry(found: Survey, index: int, bindings: Mapping[int, object], keys:
         if decline not in known:
             known.append(decline)
         raise
-    found.entries[index] = entry._replace(workspace=plan.workspace_size)
+    found.entries[index] = entry._replace(workspace=plan.engine_workspace_size)
     _announce(request, entry, decision)
     return plan
 

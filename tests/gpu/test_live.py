@@ -192,7 +192,9 @@ def test_a_plan_saved_for_the_preset_of_this_gpu_is_told_apart_from_another(tmp_
 
 def test_the_classic_sequence_runs_on_the_gpu():
     handle = cudnn_core.create_handle()
-    g = cudnn_core.pygraph(io_data_type=cudnn_core.data_type.HALF, compute_data_type=cudnn_core.data_type.FLOAT, handle=handle)
+    g = cudnn_core.pygraph(
+        io_data_type=cudnn_core.data_type.HALF, compute_data_type=cudnn_core.data_type.FLOAT, handle=handle
+    )
     x = torch.randn(2, 8, 16, device="cuda", dtype=torch.float16)
     w = torch.randn(2, 16, 8, device="cuda", dtype=torch.float16)
     X, W = g.tensor_like(x), g.tensor_like(w)

@@ -106,7 +106,7 @@ def test_a_missing_file_is_a_build_error(tmp_path):
 
 def test_every_flipped_byte_is_found(saver):
     data = saver.read_bytes()
-    for offset in [*range(0, START), *range(START, len(data), 7), len(data) - 1]:
+    for offset in [*range(START), *range(START, len(data), 7), len(data) - 1]:
         damaged = bytearray(data)
         damaged[offset] ^= 0x40
         saver.write_bytes(bytes(damaged))

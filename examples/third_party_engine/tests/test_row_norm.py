@@ -80,7 +80,7 @@ def test_declines_columns_with_a_stride(graph: Any) -> None:
     result.set_output(True)
     (row,) = (row for row in graph.explain(device="cpu").engines if row.id.startswith("acme_cpu:row_norm@"))
     assert row.state == "declined"
-    assert next((r.code, r.subject, r.actual) for r in row.reasons) == ("layout.stride", "x", [1, 6])
+    assert next((r.code, r.subject, r.actual) for r in row.reasons) == ("layout.stride", "x", (1, 6))
 
 
 # --- the op of this package
