@@ -74,7 +74,7 @@ class Report:
 
     def medians(self, calls: Mapping[str, Callable[[], object]], **options: Any) -> dict[str, float]:
         """``medians`` with the effort that was asked for."""
-        return medians(calls, **({"rounds": 1, "most": 4, **options} if self.quick else options))
+        return medians(calls, **({"rounds": 1, "most": 16, **options} if self.quick else options))
 
     def section(self, title: str) -> None:
         if self._table:
