@@ -34,10 +34,6 @@ def note_names(kind: type[E], values: Any, where: str) -> list[str]:
 
 def ordered(buffers: Any, uids: Any) -> dict[int, Any]:
     """``{uid: buffer}`` of a sequence of buffers and their uids."""
-    if type(buffers) in (tuple, list) and type(uids) in (tuple, list) and set(map(type, uids)) == {int}:
-        regular = dict(zip(uids, buffers, strict=False))  # what execute gets in a loop
-        if len(regular) == len(uids) == len(buffers):
-            return regular
     if isinstance(buffers, Mapping):
         raise ExecutionError("with tensor_uids the operands are a sequence of buffers, not a mapping")
     kinds = (tuple, list)
