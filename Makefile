@@ -53,7 +53,7 @@ endif
 lint: $(ENV)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy $(addprefix -p ,cudnn_core $(PLUGINS))
+	$(PY) -m mypy $(addprefix -p ,cudnn_core ptx_emulator $(PLUGINS))
 
 format: $(ENV)
 	$(PY) -m ruff check --fix .

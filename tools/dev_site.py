@@ -26,7 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 def main(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for pyproject in (ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))):
+    for pyproject in (
+        ROOT / "pyproject.toml",
+        *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+        ROOT / "emulator" / "pyproject.toml",
+    ):
         publish(pyproject, target)
 
 

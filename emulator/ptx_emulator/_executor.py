@@ -1,0 +1,126 @@
+"""The executor "emulator" of cudnn-core: runs the host objects and the PTX of a plan's artifacts.
+
+Contract (docs/command-line.md, "Executors"): `executor(plan, pack, workspace)` with host addresses; it returns when the
+outputs are written, and raises when the run has findings: `cudnn-core run --executor emulator` then says so and exits
+with 1. The arguments of a host function are those that the compiled plan's `host_arguments(artifact, pack, workspace)`
+gives, a sequence of what `launch` takes for an exported object (bytes begin with the address, if they hold one); without
+that method one pointer for each operand in the order of the plan (by-value operands: the value), the workspace's if the
+plan has one, and a null stream. Imported through the entry point only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ._arena import Arena
+from ._arguments import pack_plain
+from ._findings import EmulationError, Report
+from ._launch import Subject, run_host
+
+__all__ = ["FoundError", "executor", "summary"]
+
+_SHOWN = 10
+_STREAM = bytes(8)
+
+
+class FoundError(EmulationError):
+    """The kernels ran, and the report has findings."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        shown = "\n".join(f"  {finding}" for finding in report.findings[:_SHOWN])
+        more = f"\n  and {len(report.findings) - _SHOWN} more" if len(report.findings) > _SHOWN else ""
+        super().__init__(f"{len(report.findings)} finding(s):\n{shown}{more}")
+
+
+def executor(plan: Any, pack: Any, workspace: int) -> None:
+    """Run the plan's artifacts on the operands of `pack`."""
+    counts: dict[str, int] = {}
+    findings: list[Any] = []
+    for artifact, subject in _subjects(plan):
+        arena = Arena()
+        try:
+            for operand, pointer in zip(pack.operands, pack.pointers, strict=True):
+                if not operand.by_value:
+                    arena.add(pointer, _extent(operand), _label(operand),
+                              fresh=operand.role == "output", writable=operand.role != "input")  # fmt: skip
+            if plan.workspace_size:
+                arena.add(workspace, plan.workspace_size, "workspace", fresh=True)
+            packed = pack_plain(_arguments(plan, artifact, pack, workspace), arena, ())
+            report = run_host(subject, packed, arena, limits=plan.device)
+        finally:
+            arena.close()
+        findings += report.findings
+        for name, amount in report.counts.items():
+            counts[name] = counts.get(name, 0) + amount
+    report = Report(tuple(findings), counts)
+    sys.stderr.write(summary(report) + "\n")
+    if report.findings:
+        raise FoundError(report)
+
+
+def summary(report: Report) -> str:
+    """Three lines: launches and findings, instructions by class, bytes by path."""
+    counts = report.counts
+
+    def listed(prefix: str) -> str:
+        found = {n.removeprefix(prefix): c for n, c in counts.items() if n.startswith(prefix)}
+        return ", ".join(f"{n} {c:,}" for n, c in sorted(found.items(), key=lambda item: (-item[1], item[0]))) or "none"
+
+    return (
+        f"emulator: {counts.get('launches', 0)} launch(es), {len(report.findings)} finding(s)\n"
+        f"warp instructions: {counts.get('instructions', 0):,}: {listed('instructions.')}\n"
+        f"bytes moved: {listed('bytes.')}"
+    )
+
+
+def _subjects(plan: Any) -> Iterator[tuple[Any, Subject]]:
+    """One subject for each different host object, with the PTX of all artifacts that share it."""
+    texts: dict[bytes, list[str]] = {}
+    owner: dict[bytes, Any] = {}
+    for artifact in plan.artifacts:
+        if artifact.object:
+            owner.setdefault(artifact.object, artifact)
+            listed = texts.setdefault(artifact.object, [])
+            if artifact.ptx and artifact.ptx not in listed:
+                listed.append(artifact.ptx)
+    if not owner:
+        raise EmulationError(f"engine {plan.engine} gives no artifact with a host object: it compiles no kernel that the "
+                             "emulator could run")  # fmt: skip
+    for raw, artifact in owner.items():
+        if not texts[raw]:
+            raise EmulationError(f"artifact {artifact.name} of engine {plan.engine} has no PTX")
+        yield artifact, Subject(raw, tuple(texts[raw]))
+
+
+def _arguments(plan: Any, artifact: Any, pack: Any, workspace: int) -> Sequence[Any]:
+    own = getattr(plan, "host_arguments", None) or getattr(getattr(plan, "_compiled", None), "host_arguments", None)
+    if own is not None:
+        found: Sequence[Any] = own(artifact, pack, workspace)
+        return found
+    arguments: list[Any] = []
+    for operand, pointer in zip(pack.operands, pack.pointers, strict=True):
+        if operand.by_value:
+            arguments.append(ctypes.string_at(pointer, _extent(operand)))
+        else:
+            arguments.append(struct.pack("<Q", pointer))
+    if plan.workspace_size:
+        arguments.append(struct.pack("<Q", workspace))
+    return [*arguments, _STREAM]
+
+
+def _extent(operand: Any) -> int:
+    """Bytes from the first to past the last element."""
+    from cudnn_core import nbytes
+
+    if 0 in operand.dim:
+        return 0
+    return int(nbytes(operand.dtype, 1 + sum((n - 1) * s for n, s in zip(operand.dim, operand.stride, strict=True))))
+
+
+def _label(operand: Any) -> str:
+    return f"operand {operand.name or operand.uid}"

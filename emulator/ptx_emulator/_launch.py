@@ -1,0 +1,329 @@
+"""`launch`: a compiled CuTe DSL function or an exported object, its real host code included, in a child process.
+
+Contract: the parent packs the arguments, exports the host object and copies the tensors to shared memory; the child
+(`_child`) runs the host function on the emulator's own runtime and executes the PTX of the kernels it launches; the
+parent copies the results back. A dead, failing or late child is an `EmulationError`. Needs Linux and a C compiler. The
+child neither imports the DSL nor sees the vendor's runtime, so nothing has to be set before the first compile.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._arena import Arena
+from ._arguments import pack_compiled, pack_plain, relocate
+from ._findings import EmulationError, Finding, FindingError, Report, UnsupportedError
+from ._limits import device_attributes, device_limits
+from ._progress import Progress
+from ._runtime import host_function, link_object, runtime_library
+
+__all__ = ["Launch", "Subject", "launch", "record", "run_host"]
+
+_CHILD = (
+    "import json,sys; sys.path[:0] = json.loads(sys.argv[1]); from ptx_emulator._child import main; main(sys.argv[2])"
+)
+_PREFIX = "ptxemu"
+_TAIL = 2000
+
+
+class Launch(NamedTuple):
+    """One kernel launch as the host function made it. `params` follow the PTX .param list; addresses are the child's."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    dynamic_smem: int
+    params: tuple[bytes, ...]
+    cubin: bytes
+    attributes: tuple[tuple[int, bytes], ...]
+
+
+class Subject(NamedTuple):
+    """What is run: host object, PTX of its kernels, name of its host function; `packer` is a compiled function."""
+
+    object: bytes
+    ptx: tuple[str, ...]
+    entry: str | None = None
+    packer: Any = None
+
+    @property
+    def target(self) -> str:
+        match = re.search(r"^\s*\.target\s+(sm_\w+)", self.ptx[0], re.M)
+        if not match:
+            raise EmulationError("the PTX names no .target")
+        return match[1]
+
+
+def launch(
+    compiled: Any,
+    *args: Any,
+    seed: int = 0,
+    check: str = "report",
+    schedule: str = "late",
+    limits: Any = None,
+    buffers: Sequence[Any] = (),
+    outputs: Sequence[Any] = (),
+    ptx: str | Path | Sequence[str | Path] = (),
+    entry: str | None = None,
+    timeout: float = 600.0,
+    progress: bool | None = None,
+) -> Report:
+    """Run a compiled kernel, its host function included, on the CPU.
+
+    Args:
+        compiled: a function that `cute.compile` returned (compiled with `--keep-ptx`), an object with the attributes
+            `object` and `ptx` (`cudnn_core.Artifact`), or the bytes or path of an object of `export_to_c`.
+        args: what the compiled function takes; torch and numpy CPU tensors are written in place. An exported object
+            takes the arguments of its header: see `Descriptor` and the README.
+        seed, check, schedule: as of `run_ptx`.
+        limits: `Limits`, a mapping, an arch name or a `cudnn_core.DeviceInfo`; default: those of the PTX's target.
+        buffers: tensors that arguments point to without being arguments themselves.
+        outputs: those tensors whose contents count as uninitialised at launch.
+        ptx, entry: for an exported object, its PTX (text or path) and, if it has several host functions, which.
+        timeout: seconds for the child. progress: show a progress line (default: on a terminal).
+
+    Returns: `Report(findings, counts)` over all launches of the host function. Raises `EmulationError`, and with
+    check="raise" `FindingError`; what the kernel wrote before a finding is in the tensors then.
+    """
+    subject = _subject(compiled, ptx, entry)
+    with _packed(subject, args, buffers, outputs) as (arena, packed):
+        return run_host(subject, packed, arena, seed=seed, check=check, schedule=schedule, limits=limits,
+                        timeout=timeout, progress=progress)  # fmt: skip
+
+
+def record(
+    compiled: Any,
+    *args: Any,
+    limits: Any = None,
+    buffers: Sequence[Any] = (),
+    ptx: str | Path | Sequence[str | Path] = (),
+    entry: str | None = None,
+    timeout: float = 60.0,
+) -> tuple[Launch, ...]:
+    """The launches that the host function makes for these arguments; no kernel is executed."""
+    subject = _subject(compiled, ptx, entry)
+    with _packed(subject, args, buffers, ()) as (arena, packed):
+        documents = _run(_job(subject, packed, arena, limits, record=True), subject, arena, timeout, None)["launches"]
+    decode = base64.b64decode
+    return tuple(
+        Launch(d["kernel"], tuple(d["grid"]), tuple(d["block"]), tuple(d["cluster"]), d["dynamic_smem"],
+               tuple(map(decode, d["params"])), decode(d["cubin"]), tuple((k, decode(v)) for k, v in d["attributes"]))
+        for d in documents
+    )  # fmt: skip
+
+
+def run_host(
+    subject: Subject,
+    packed: Sequence[bytes],
+    arena: Arena,
+    *,
+    seed: int = 0,
+    check: str = "report",
+    schedule: str = "late",
+    limits: Any = None,
+    timeout: float = 600.0,
+    progress: bool | None = None,
+) -> Report:
+    """Run a subject on packed arguments (host addresses in them) whose memory `arena` has; the arena is placed here."""
+    if check not in ("report", "raise"):
+        raise ValueError(f'check must be "report" or "raise", not {check!r}')
+    job = _job(subject, packed, arena, limits, seed=seed, check=check, schedule=schedule)
+    document = _run(job, subject, arena, timeout, progress)["report"]
+    return Report(tuple(_finding(f) for f in document["findings"]), document["counts"])
+
+
+def _subject(compiled: Any, ptx: str | Path | Sequence[str | Path], entry: str | None) -> Subject:
+    given = [ptx] if isinstance(ptx, (str, Path)) else list(ptx)
+    texts = tuple(t if isinstance(t, str) and "\n" in t else Path(t).read_text() for t in given)
+    if isinstance(compiled, (bytes, bytearray)):
+        subject = Subject(bytes(compiled), texts, entry)
+    elif isinstance(compiled, (str, Path)):
+        subject = Subject(Path(compiled).read_bytes(), texts, entry)
+    elif hasattr(compiled, "export_to_c"):
+        found: Any = getattr(compiled, "__ptx__", None)
+        if not texts and (not isinstance(found, str) or ".entry" not in found):
+            raise EmulationError("the compiled function has no PTX: compile it with the option --keep-ptx")
+        return Subject(_export(compiled), texts or (found,), entry, compiled)
+    elif isinstance(getattr(compiled, "object", None), bytes) and isinstance(getattr(compiled, "ptx", None), str):
+        subject = Subject(compiled.object, texts or ((compiled.ptx,) if compiled.ptx else ()), entry)
+    else:
+        raise EmulationError(f"cannot launch a {type(compiled).__name__}: pass a compiled CuTe DSL function, an artifact, "
+                             "or an exported object")  # fmt: skip
+    if not subject.object:
+        raise EmulationError("there is no host object: the artifact's `object` is empty")
+    if not subject.ptx:
+        raise EmulationError("there is no PTX of the object's kernels: pass ptx=")
+    return subject
+
+
+def _export(compiled: Any) -> bytes:
+    """The host object of a compiled function."""
+    # The export resolves the vendor's runtime among the libraries of the process, but 4.8.1 has not loaded it yet when
+    # no engine was made (first compile in a process that has no GPU and had no CUTE_DSL_ARCH at import).
+    with contextlib.suppress(AttributeError, OSError):
+        for library in compiled.export_provider.dsl._get_dsl().get_shared_libs():
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            compiled.export_to_c(file_path=folder, file_name="host", function_prefix=_PREFIX)
+        except Exception as error:
+            raise EmulationError(f"the compiled function cannot be exported ({error}); functions compiled for TVM-FFI "
+                                 "cannot be launched") from error  # fmt: skip
+        return (Path(folder) / "host.o").read_bytes()
+
+
+@contextlib.contextmanager
+def _packed(subject: Subject, args: Sequence[Any], buffers: Sequence[Any], outputs: Sequence[Any]) -> Iterator[tuple[Arena, list[bytes]]]:  # fmt: skip
+    arena = Arena()
+    fresh = {id(value) for value in outputs}
+    try:
+        for number, value in enumerate(buffers):
+            arena.add_tensor(value, f"buffer {number}", fresh=id(value) in fresh)
+        if subject.packer is not None:
+            yield arena, pack_compiled(subject.packer, args, arena, outputs)
+        else:
+            yield arena, pack_plain(args, arena, outputs)
+    finally:
+        arena.close()
+
+
+def _job(subject: Subject, packed: Sequence[bytes], arena: Arena, limits: Any, *, seed: int = 0, check: str = "report",
+         schedule: str = "late", record: bool = False) -> dict[str, Any]:  # fmt: skip
+    found = device_limits(subject.target, limits)
+    function = host_function(subject.object, subject.entry)
+    arena.place()
+    return {
+        "runtime": str(runtime_library()),
+        **function._asdict(),
+        "ptx": subject.ptx,
+        "arguments": [base64.b64encode(relocate(raw, arena)).decode() for raw in packed],
+        "attributes": device_attributes(subject.target, found, limits),
+        "limits": {name: getattr(found, name) for name in type(found).__dataclass_fields__},
+        "buffers": [(p.device, p.offset, p.size, p.fresh) for p in arena.placed],
+        "seed": int(seed),
+        "check": check,
+        "schedule": schedule,
+        "record": record,
+    }
+
+
+def _run(job: dict[str, Any], subject: Subject, arena: Arena, timeout: float, progress: bool | None) -> dict[str, Any]:
+    """Run the child on the job; its documents by name. Results are copied back whenever a kernel has run."""
+    job["memory"], job["length"] = arena.share()
+    arena.copy_in()
+    with tempfile.TemporaryDirectory(prefix="ptx_emulator-") as folder, tempfile.TemporaryFile() as log:
+        job["object"] = str(link_object(subject.object, Path(folder)))
+        reader, job["pipe"] = os.pipe()
+        request = Path(folder) / "job.json"
+        request.write_text(json.dumps(job))
+        paths = list(dict.fromkeys(str(Path(f).resolve().parents[1]) for f in (__file__, np.__file__)))
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, json.dumps(paths), str(request)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(job["memory"], job["pipe"]), cwd=folder,
+            )  # fmt: skip
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(job["pipe"])
+        shown = Progress(sys.stderr, show=progress)
+        try:
+            documents = _listen(reader, shown, time.monotonic() + timeout)
+            if documents is not None:
+                child.wait(timeout=10)
+        finally:
+            shown.close()
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            os.close(reader)
+        log.seek(0)
+        said = log.read().decode(errors="replace")
+    if documents is None:
+        raise EmulationError(
+            f"the emulation did not end within {timeout:g} s; pass timeout= to wait longer{_tail(said)}"
+        )
+    if "error" not in documents and "report" not in documents and not (job["record"] and "launches" in documents):
+        stage = "while a kernel was emulated" if "launches" in documents else "in the host function"
+        raise EmulationError(f"the emulator's child process {_ending(child.returncode)} {stage}{_tail(said)}")
+    if said:
+        sys.stderr.write(said)
+    if "error" in documents:
+        error = _error(documents["error"])
+        if isinstance(error, FindingError):
+            arena.copy_out()
+        raise error
+    arena.copy_out()
+    return documents
+
+
+def _listen(reader: int, shown: Progress, deadline: float) -> dict[str, Any] | None:
+    """The child's documents until it closes the pipe; None at the deadline."""
+    documents: dict[str, Any] = {}
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(reader, selectors.EVENT_READ)
+        while True:
+            if not selector.select(max(deadline - time.monotonic(), 0)):
+                return None
+            got = os.read(reader, 1 << 16)
+            if not got:
+                return documents
+            *lines, pending = (pending + got).split(b"\n")
+            for line in lines:
+                document = json.loads(line)
+                if "progress" in document:
+                    shown.update(*document["progress"])
+                    continue
+                documents.update(document)
+                if "launches" in document:
+                    shown.launches([item["kernel"] for item in document["launches"]])
+            if time.monotonic() > deadline:
+                return None
+
+
+def _finding(values: Sequence[Any]) -> Finding:
+    kind, message, line, source, agents, seed = values
+    return Finding(kind, message, line, source, tuple(agents), seed)
+
+
+def _error(document: dict[str, Any]) -> EmulationError:
+    if document["type"] == "finding":
+        return FindingError(_finding(document["finding"]))
+    if document["type"] == "unsupported":
+        error = UnsupportedError(document["op"], document["line"])
+        error.args = (document["message"],)
+        return error
+    if document["type"] == "internal":
+        return EmulationError(f"internal error of the emulator: {document['message']}\n{document['traceback']}")
+    return EmulationError(document["message"])
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"died of {signal.Signals(-code).name}"
+    return f"exited with status {code}"
+
+
+def _tail(said: str) -> str:
+    said = said.strip()
+    return f"; it wrote:\n{said[-_TAIL:]}" if said else ""

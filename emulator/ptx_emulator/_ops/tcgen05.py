@@ -1,0 +1,297 @@
+"""tcgen05 instructions: allocation, mma, cp, ld, st, commit (PTX ISA 9.7.17).
+
+Contract: mma, cp and commit of one warp complete in issue order through the cluster's queue; ld and st take effect at
+once. Not checked, because known-good kernels do without or the compiler supplies them: tcgen05.wait::ld/st,
+tcgen05.fence, the collector hints.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._clocks import Access
+from .._findings import UnsupportedError
+from .._fragments import tmem_map
+from .._memory import OFFSET_MASK
+from .._ptx import Addr, Imm, Instruction, Operand, Vec
+from .._schedule import Wait
+from .._tcgen05 import CopyOp, MatrixOp
+from .._translate import Context, Run
+from .._warp import BLOCK
+from .memory import store_bytes
+from .sync import barrier_at
+
+__all__ = ["TABLE"]
+
+
+def _group(instr: Instruction) -> int:
+    return 2 if "cta_group::2" in instr.modifiers else 1
+
+
+def _pair(w: Any, group: int, instr: Instruction) -> list[Any]:
+    if group == 1:
+        return [w.cta]
+    ctas, low = w.cta.cluster.ctas, w.cta.rank & ~1
+    if low + 1 >= len(ctas):
+        w.machine.findings.add("limits", "cta_group::2 in a cluster without a peer CTA", instr, (w.name,))
+        return [w.cta]
+    return [ctas[low], ctas[low + 1]]
+
+
+def _engine(w: Any, instr: Instruction) -> Access:
+    """An async-proxy access by the warp's matrix engine, ordered after everything the warp knows."""
+    return Access(w.engine, w.cta.cluster.agents.tick(w.engine), w.known, False, instr)
+
+
+def _tcgen05(instr: Instruction, ctx: Context) -> Run:
+    action = instr.modifiers[0]
+    table = {"alloc": _alloc, "dealloc": _dealloc, "relinquish_alloc_permit": _relinquish, "mma": _mma, "cp": _cp,
+             "ld": _ld, "st": _st, "commit": _commit}  # fmt: skip
+    if action in table:
+        return table[action](instr, ctx)
+    if action.startswith(("wait", "fence")):
+        return lambda w: None
+    raise UnsupportedError(instr.op, instr.line)
+
+
+def _peer_allocation(peer: Any, count: int) -> Wait:
+    return Wait(
+        lambda: peer.tensor.allocations >= count or not peer.live,
+        lambda: f"the tensor memory allocation of cta {peer.rank}",
+    )
+
+
+def _alloc(instr: Instruction, ctx: Context) -> Run:
+    to, columns = ctx.uniform_address(instr.operands[0], instr), ctx.uniform(instr.operands[1], np.uint32, instr)
+    group, check = _group(instr), ctx.require_warp(instr)
+
+    def run(w: Any) -> Any:
+        check(w)
+        got = w.local.pop("alloc", None)
+        if got is None:
+            got = w.cta.tensor.allocate(columns(w), group, w, instr)
+            if isinstance(got, Wait):
+                w.wait = got
+                return BLOCK
+            w.cta.tensor.allocations += 1
+        # with cta_group::2 one warp of each CTA takes part: neither goes on before the other
+        mine = w.cta.tensor
+        for peer in _pair(w, group, instr):
+            if peer.tensor.allocations < mine.allocations and peer.live:
+                w.local["alloc"] = got
+                w.wait = _peer_allocation(peer, mine.allocations)
+                return BLOCK
+        raw = np.array([[got]], np.uint32).view(np.uint8)
+        store_bytes("shared", w, np.array([to(w) & 0xFFFFFFFF]), raw, w.access(instr))
+        return None
+
+    return run
+
+
+def _dealloc(instr: Instruction, ctx: Context) -> Run:
+    address, columns = (ctx.uniform(o, np.uint32, instr) for o in instr.operands[:2])
+    check = ctx.require_warp(instr)
+
+    def run(w: Any) -> None:
+        check(w)
+        w.cta.tensor.free(address(w), columns(w), w, instr)
+        w.cta.cluster.effects += 1
+
+    return run
+
+
+def _relinquish(instr: Instruction, ctx: Context) -> Run:
+    def run(w: Any) -> None:
+        w.cta.tensor.permit = False
+
+    return run
+
+
+def _mma(instr: Instruction, ctx: Context) -> Run:
+    """mma.cta_group.kind [d], a, b, idesc, {scales}, {disable-output-lane}, enable-input-d (9.7.17.10.9)."""
+    words = instr.modifiers
+    if "ws" in words or "sp" in words or "ashift" in words:
+        raise UnsupportedError(instr.op, instr.line)
+    kind = next(m for m in words if m.startswith("kind::")).removeprefix("kind::")
+    group = _group(instr)
+    operands = list(instr.operands)
+    d = ctx.uniform_address(operands[0], instr)
+    in_tmem = isinstance(operands[1], Addr)
+    a = ctx.uniform_address(operands[1], instr) if in_tmem else ctx.uniform(operands[1], np.uint64, instr)
+    b, idesc = ctx.uniform(operands[2], np.uint64, instr), ctx.uniform(operands[3], np.uint32, instr)
+    rest = operands[4:]
+    scale_readers: Any = None
+    if "block_scale" in words:
+        scale_readers = (ctx.uniform_address(rest[0], instr), ctx.uniform_address(rest[1], instr))
+        rest = rest[2:]
+    mask_slots: list[int] = []
+    if rest and isinstance(rest[0], Vec):
+        mask_slots = [ctx.slot(o, np.uint32, instr) for o in rest[0].items]
+        rest = rest[1:]
+    if len(rest) != 1:
+        raise UnsupportedError(instr.op, instr.line, "operands (scale-input-d?)")
+    enable = ctx.predicate(rest[0], instr)
+    vector = _scale_vector(words, kind)
+    count = ctx.machine.findings.count
+
+    def run(w: Any) -> None:
+        lane = w.lead
+        if w.active != 1:
+            w.machine.findings.add(
+                "divergence", f"{instr.op} issued by {w.active} lanes: each issues its own", instr, (w.name,)
+            )
+        scales = (scale_readers[0](w), scale_readers[1](w), vector) if scale_readers is not None else None
+        masked = sum(int(w.regs[s][lane]) << 32 * i for i, s in enumerate(mask_slots))
+        access = _engine(w, instr)
+        op = MatrixOp(w, instr, kind, _pair(w, group, instr), d(w), a(w), in_tmem, b(w), idesc(w), bool(enable(w)[lane]),
+                      scales, masked, access)  # fmt: skip
+        if op.ok:
+            count("flops.tcgen05", 2 * op.i.m * op.i.n * op.i.k)
+        w.cta.cluster.queue.post(op.complete, f"tcgen05.mma of {w.name}", instr, ("tcgen05", w.engine))
+
+    return run
+
+
+def _scale_vector(words: tuple[str, ...], kind: str) -> int:
+    for word, value in (
+        ("block16", 16),
+        ("block32", 32),
+        ("scale_vec::4X", 16),
+        ("scale_vec::2X", 32),
+        ("scale_vec::1X", 32),
+    ):
+        if word in words:
+            return value
+    return 16 if kind == "mxf4nvf4" else 32
+
+
+def _cp(instr: Instruction, ctx: Context) -> Run:
+    words = instr.modifiers
+    shape = next(m for m in words if "x" in m and m.endswith("b") and m[0].isdigit())
+    multicast = next((m for m in words if m.startswith("warpx")), "")
+    if any(m.startswith("b8x16") for m in words) or len(instr.operands) != 2:
+        raise UnsupportedError(instr.op, instr.line)
+    to, desc, group = (
+        ctx.uniform_address(instr.operands[0], instr),
+        ctx.uniform(instr.operands[1], np.uint64, instr),
+        _group(instr),
+    )
+
+    def run(w: Any) -> None:
+        op = CopyOp(w, instr, shape, multicast, _pair(w, group, instr), to(w), desc(w), _engine(w, instr))
+        w.cta.cluster.queue.post(op.complete, f"tcgen05.cp of {w.name}", instr, ("tcgen05", w.engine))
+
+    return run
+
+
+def _commit(instr: Instruction, ctx: Context) -> Run:
+    """Arrive on mbarriers when every earlier tcgen05 operation of the warp is complete."""
+    address = ctx.uniform_address(instr.operands[0], instr)
+    mask = ctx.uniform(instr.operands[1], np.uint16, instr) if "multicast::cluster" in instr.modifiers else None
+
+    def run(w: Any) -> None:
+        cluster, where = w.cta.cluster, address(w) & 0xFFFFFFFF
+        ranks = [r for r in range(16) if mask(w) >> r & 1] if mask is not None else [where >> 24]
+        barriers = [barrier_at(w, r << 24 | where & OFFSET_MASK, instr, False) for r in ranks]
+        clocks = w.release()
+        clocks[:, w.engine] = cluster.agents.ticks[w.engine]
+
+        def complete() -> None:
+            for barrier in barriers:
+                if barrier is not None:
+                    barrier.arrive(clocks, instr, (w.name,))
+
+        cluster.queue.post(complete, f"tcgen05.commit of {w.name}", instr, ("tcgen05", w.engine))
+
+    return run
+
+
+def _shape(instr: Instruction) -> tuple[str, int, bool]:
+    words = instr.modifiers
+    shape = next(m for m in words if m[0].isdigit() and "x" in m)
+    num = int(next(m for m in words if m[0] == "x" and m[1:].isdigit())[1:])
+    return shape, num, any(m.endswith("::16b") for m in words)
+
+
+def _access(instr: Instruction, ctx: Context, vector: Operand, split: Operand | None) -> Any:
+    """(registers, lanes, column parts): where each register of the warp lies relative to the address."""
+    shape, num, packed = _shape(instr)
+    amount = split.value if isinstance(split, Imm) else 0
+    try:
+        lanes, columns = tmem_map(shape, num, amount)
+    except ValueError as error:
+        raise UnsupportedError(instr.op, instr.line) from error
+    items = ctx.vector(vector)
+    if len(items) != columns.shape[1]:
+        raise UnsupportedError(instr.op, instr.line, f"{len(items)} registers, {columns.shape[1]} expected")
+    return items, lanes, columns, packed, 32 if shape == "32x32b" else 16
+
+
+def _place(
+    w: Any, address: int, height: int, columns: Any, packed: bool, instr: Instruction, writes: bool
+) -> tuple[int, int, bool]:
+    lane, start = address >> 16 & 0xFFFF, address & 0xFFFF
+    if lane // 32 != w.index % 4 or (lane % 32 and (height == 32 or lane % 16)):
+        w.machine.findings.add("tensor_memory", f"{w.name} accesses lane {lane}: it owns lanes {w.index % 4 * 32}.."
+                               f"{w.index % 4 * 32 + 31}", instr, (w.name,))  # fmt: skip
+    width = (int(columns.max()) + 1) * (2 if packed else 1)
+    slabs = tuple(range(lane // 16, (lane + height) // 16))
+    ok = w.cta.tensor.check(slabs, start, width, w.access(instr), writes, w.name)
+    return lane, start, ok and lane + height <= 128
+
+
+def _ld(instr: Instruction, ctx: Context) -> Run:
+    if "red" in instr.modifiers:
+        raise UnsupportedError(instr.op, instr.line)
+    split = instr.operands[2] if len(instr.operands) > 2 else None
+    items, lanes, columns, packed, height = _access(instr, ctx, instr.operands[0], split)
+    writers = [ctx.writer(o, instr) for o in items]
+    address, check = ctx.uniform_address(instr.operands[1], instr), ctx.require_warp(instr)
+    count = ctx.machine.findings.count
+
+    def run(w: Any) -> None:
+        check(w)
+        lane, start, ok = _place(w, address(w), height, columns, packed, instr, False)
+        if not ok:
+            return
+        data = w.cta.tensor.data
+        if packed:
+            low, high = data[lanes + lane, start + 2 * columns], data[lanes + lane, start + 2 * columns + 1]
+            values = (low & np.uint32(0xFFFF)) | high << np.uint32(16)
+        else:
+            values = data[lanes + lane, start + columns]
+        count("bytes.tcgen05.ld", values.size * 4)
+        values = np.ascontiguousarray(values.T)
+        for i, write in enumerate(writers):
+            write(w, values[i])
+
+    return run
+
+
+def _st(instr: Instruction, ctx: Context) -> Run:
+    split = instr.operands[1] if len(instr.operands) > 2 else None
+    items, lanes, columns, packed, height = _access(instr, ctx, instr.operands[-1], split)
+    slots = [ctx.slot(o, np.uint32, instr) for o in items]
+    address, check = ctx.uniform_address(instr.operands[0], instr), ctx.require_warp(instr)
+    count = ctx.machine.findings.count
+
+    def run(w: Any) -> None:
+        check(w)
+        lane, start, ok = _place(w, address(w), height, columns, packed, instr, True)
+        if not ok:
+            return
+        data = w.cta.tensor.data
+        values = np.stack([w.regs[s] for s in slots], axis=1)
+        count("bytes.tcgen05.st", values.size * 4)
+        if packed:
+            data[lanes + lane, start + 2 * columns] = values & np.uint32(0xFFFF)
+            data[lanes + lane, start + 2 * columns + 1] = values >> np.uint32(16)
+        else:
+            data[lanes + lane, start + columns] = values
+
+    return run
+
+
+TABLE = {"tcgen05": _tcgen05}

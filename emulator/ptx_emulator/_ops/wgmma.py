@@ -1,0 +1,183 @@
+"""wgmma: warpgroup matrix multiply with operands in shared memory or registers (PTX ISA 9.7.16).
+
+Contract: each warp of the group computes its 16 rows of D. An operation is checked at issue and writes its
+accumulators when the schedule completes it; operations of a warp complete in order. Using an accumulator register
+between the issue and the wait_group that covers it is an `uncommitted` finding (the translator adds the check to the
+instructions that read such registers). Not checked: wgmma.fence, writes to A registers in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._clocks import Access
+from .._findings import UnsupportedError
+from .._fragments import mma_fragment
+from .._layout import decode_wgmma, gather_operand, matrix_problems, operand_chunks
+from .._matmul import accumulate, decode_elements
+from .._ptx import Imm, Instruction, Reg, Vec
+from .._schedule import Wait
+from .._tcgen05 import report_once
+from .._translate import Context, Run
+from .._warp import BLOCK
+
+__all__ = ["TABLE"]
+
+_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
+_NAMES = {"f32": "f32", "f16": "f16", "s32": "s32"}
+
+
+class _Groups:
+    """wgmma groups of a warp: the open one and the committed ones, by the operations still in flight."""
+
+    def __init__(self) -> None:
+        self.open: list[int] = []
+        self.committed: list[list[int]] = []
+        self.done: set[int] = set()
+        self.pending: dict[int, int] = {}  # register slot -> clock of the last operation that writes it
+
+
+def _groups(w: Any) -> _Groups:
+    groups = w.local.get("wgmma")
+    if groups is None:
+        groups = w.local["wgmma"] = _Groups()
+        w.pending = groups.pending
+    return groups  # type: ignore[no-any-return]
+
+
+def _wgmma(instr: Instruction, ctx: Context) -> Run:
+    action = instr.modifiers[0]
+    if action == "fence":
+        return lambda w: None
+    if action == "commit_group":
+
+        def commit(w: Any) -> None:
+            groups = _groups(w)
+            groups.committed.append(groups.open)
+            groups.open = []
+
+        return commit
+    if action == "wait_group":
+        return _wait(instr, ctx)
+    if action == "mma_async" and "sp" not in instr.modifiers:
+        return _mma(instr, ctx)
+    raise UnsupportedError(instr.op, instr.line)
+
+
+def _wait(instr: Instruction, ctx: Context) -> Run:
+    operand = instr.operands[0]
+    assert isinstance(operand, Imm)
+    keep = operand.value
+
+    def run(w: Any) -> Any:
+        groups = _groups(w)
+        count = max(len(groups.committed) - keep, 0)
+        clocks = [c for group in groups.committed[:count] for c in group]
+        if any(c not in groups.done for c in clocks):
+            w.wait = Wait(lambda: all(c in groups.done for c in clocks), lambda: f"{count} wgmma groups of {w.name}")
+            return BLOCK
+        del groups.committed[:count]
+        if clocks:
+            w.known[:, w.engine] = np.maximum(w.known[:, w.engine], max(clocks))
+            last = max(clocks)
+            for slot in [s for s, c in groups.pending.items() if c <= last]:
+                del groups.pending[slot]
+            groups.done.difference_update(clocks)
+        return None
+
+    return run
+
+
+def _mma(instr: Instruction, ctx: Context) -> Run:
+    words = instr.modifiers
+    shape = next(m for m in words if m.startswith("m64n"))
+    n, k = (int(v) for v in shape[4:].split("k"))
+    types = [m for m in words if m in _BITS or m in ("f32", "s32")]
+    accumulator, a_type, b_type = types[0], types[1], types[2]
+    bits = _BITS[a_type]
+    kbytes = k * bits // 8
+    operands = instr.operands
+    if not isinstance(operands[0], Vec):
+        raise UnsupportedError(instr.op, instr.line)
+    slots = [o.slot for o in operands[0].items if isinstance(o, Reg)]
+    ctx.watch.update(slots)
+    in_registers = isinstance(operands[1], Vec)
+    a_slots = [ctx.slot(o, np.uint32, instr) for o in ctx.vector(operands[1])] if in_registers else []
+    a_desc = None if in_registers else ctx.uniform(operands[1], np.uint64, instr)
+    b_desc, enable = ctx.uniform(operands[2], np.uint64, instr), ctx.predicate(operands[3], instr)
+    extra = [o.value for o in operands[4:] if isinstance(o, Imm)]
+    a_sign, b_sign = (extra[0], extra[1]) if len(extra) >= 2 else (1, 1)
+    flags = extra[2:]
+    a_major = "MN" if not in_registers and len(flags) == 2 and flags[0] else "K"
+    b_major = "MN" if flags and flags[-1] else "K"
+    rows, columns = mma_fragment(f"m16n{n}k16", "d", 32)
+    halves = accumulator == "f16"
+    if len(slots) != n // (4 if halves else 2):
+        raise UnsupportedError(instr.op, instr.line, f"{len(slots)} accumulators")
+    a_place = mma_fragment(f"m16n8k{k}", "a", bits) if in_registers else None
+    check, findings, saturate = ctx.require_warp(instr), ctx.machine.findings, "satfinite" in words
+    count = findings.count
+
+    def run(w: Any) -> None:
+        check(w)
+        groups = _groups(w)
+        clock = w.cta.cluster.agents.tick(w.engine)
+        access = Access(w.engine, clock, w.known, False, instr)
+        region, who, ok = w.cta.shared, w.name, True
+        quarter = slice(16 * (w.index % 4), 16 * (w.index % 4) + 16)
+        b = decode_wgmma(b_desc(w))
+        ok &= report_once(
+            findings, matrix_problems(b, n, kbytes, b_major, bits, "wgmma"), "descriptor of B", instr, who
+        )
+        a: Any = None
+        if a_desc is not None:
+            a = decode_wgmma(a_desc(w))
+            ok &= report_once(
+                findings, matrix_problems(a, 64, kbytes, a_major, bits, "wgmma"), "descriptor of A", instr, who
+            )
+        if ok:
+            ok &= region.check_chunks(operand_chunks(b, n, kbytes, b_major, bits).reshape(-1), 16, access, False)
+            if a is not None:
+                chunks = operand_chunks(a, 64, kbytes, a_major, bits)
+                chunks = chunks[quarter] if a_major == "K" else chunks
+                ok &= region.check_chunks(chunks.reshape(-1), 16, access, False)
+        held = np.stack([w.regs[s] for s in a_slots], axis=1) if in_registers else None
+        adds = bool(enable(w)[w.lead])
+        count("flops.wgmma", 2 * 16 * n * k)
+
+        def complete() -> None:
+            if ok:
+                right = decode_elements(gather_operand(region.data, b, n, kbytes, b_major, bits), b_type)
+                if held is not None and a_place is not None:
+                    raw: Any = np.zeros((16, k), {8: np.uint8, 16: np.uint16, 32: np.uint32}[bits])
+                    raw[a_place] = held.view(raw.dtype)
+                    left = decode_elements(raw.view(np.uint8), a_type)
+                else:
+                    left = decode_elements(gather_operand(region.data, a, 64, kbytes, a_major, bits)[quarter], a_type)
+                left, right = left * a_sign if a_sign != 1 else left, right * b_sign if b_sign != 1 else right
+                c: Any = None
+                if adds:
+                    old = np.stack([w.regs[s] for s in slots], axis=1)
+                    values = (
+                        old.view(np.float16) if halves else old.view(np.int32 if accumulator == "s32" else np.float32)
+                    )
+                    c = np.empty((16, n), np.int32 if accumulator == "s32" else np.float32)
+                    c[rows, columns] = values
+                result = accumulate(left, right, c, _NAMES[accumulator], saturate=saturate)[rows, columns]
+                out = np.ascontiguousarray(result.astype(np.float16) if halves else result).view(np.uint32)
+                out = np.ascontiguousarray(out.T)
+                for i, s in enumerate(slots):
+                    w.regs[s] = out[i]
+            groups.done.add(clock)
+
+        groups.open.append(clock)
+        for s in slots:
+            groups.pending[s] = clock
+        w.cta.cluster.queue.post(complete, f"wgmma of {who}", instr, ("wgmma", w.engine))
+
+    return run
+
+
+TABLE = {"wgmma": _wgmma}

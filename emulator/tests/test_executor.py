@@ -1,0 +1,223 @@
+"""The executor: by itself with a plan-like object, and through `cudnn-core run` with a real plan."""
+
+import ctypes
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ptx_emulator import EmulationError, Report
+
+cudnn_core = pytest.importorskip("cudnn_core")
+
+from ptx_emulator._executor import FoundError, executor, summary  # noqa: E402  # needs cudnn_core when it is called
+
+HOSTS = runpy.run_path(str(Path(__file__).with_name("_hosts.py")))
+pytestmark = HOSTS["needs_compiler"]
+
+# y = a + b: one pointer for each operand, the workspace if there is one, a null stream
+ADD = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry add(.param .u64 a, .param .u64 b, .param .u64 y)
+{
+ .reg .b32 %r<2>; .reg .f32 %f<4>; .reg .b64 %rd<8>;
+ ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; ld.param.u64 %rd3, [y];
+ mov.u32 %r1, %tid.x; mul.wide.s32 %rd4, %r1, 4;
+ add.s64 %rd5, %rd1, %rd4; ld.global.f32 %f1, [%rd5];
+ add.s64 %rd6, %rd2, %rd4; ld.global.f32 %f2, [%rd6];
+ add.f32 %f3, %f1, %f2; add.s64 %rd7, %rd3, %rd4; st.global.f32 [%rd7], %f3;
+ ret;
+}
+"""
+BODY = """
+    dim one = {1, 1, 1}, block = {32, 1, 1};
+    void *p[] = {a[0], a[1], a[2]};
+    *result = count != 5 ? 99 : run(one, block, one, 0, p);
+"""
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    raw = HOSTS["host_object"](BODY, kernel="add")
+    return cudnn_core.Artifact(name="add", arch="100a", entry="add", ptx=ADD, object=raw)
+
+
+def operand(name, array, role="input", **fields):
+    fields = {"uid": 1, "by_value": False, "dtype": "float32", "dim": array.shape, "stride": (1,), **fields}
+    return SimpleNamespace(name=name, role=role, **fields)
+
+
+class Case:
+    """Operands in memory and the plan-like object for them."""
+
+    def __init__(self, *artifacts, n=32, workspace=0, **attributes):
+        rng = np.random.default_rng(0)
+        self.a, self.b = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
+        self.y = np.full(n, np.nan, np.float32)
+        self.space = np.zeros(workspace, np.uint8)
+        arrays = (self.a, self.b, self.y)
+        roles = ("input", "input", "output")
+        operands = tuple(operand(name, x, role) for name, x, role in zip("aby", arrays, roles, strict=True))
+        self.pack = SimpleNamespace(operands=operands, pointers=tuple(x.ctypes.data for x in arrays))
+        device = cudnn_core.DeviceInfo.preset("B200")
+        self.plan = SimpleNamespace(
+            artifacts=artifacts, device=device, engine="t:add@1", workspace_size=workspace, **attributes
+        )
+
+    def run(self):
+        executor(self.plan, self.pack, self.space.ctypes.data)
+
+
+def test_operands_are_passed_in_the_order_of_the_plan(artifact, capsys):
+    case = Case(artifact)
+    case.run()
+    np.testing.assert_array_equal(case.y, case.a + case.b)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "emulator: 1 launch(es), 0 finding(s)" in err
+    assert "ld.global 256" in err
+
+
+def test_a_workspace_comes_between_the_operands_and_the_stream(artifact):
+    body = BODY.replace("a[2]}", "a[3]}").replace("!= 5", "!= 6 || *(void **)a[4]")
+    case = Case(artifact._replace(object=HOSTS["host_object"](body, kernel="add")), workspace=256)
+    case.run()
+    np.testing.assert_array_equal(case.space[:128].view(np.float32), case.a + case.b)
+
+
+def test_by_value_operands_are_passed_as_values(artifact):
+    body = BODY.replace("a[1], a[2]}", "a[0], a[2]}").replace("!= 5", "!= 5 || *(float *)a[1] != 2.5f")
+    case = Case(artifact._replace(object=HOSTS["host_object"](body, kernel="add")))
+    value = ctypes.c_float(2.5)
+    first, _, last = case.pack.operands
+    case.pack.operands = (first, operand("b", np.zeros(1, np.float32), by_value=True), last)
+    case.pack.pointers = (case.pack.pointers[0], ctypes.addressof(value), case.pack.pointers[2])
+    case.run()
+    np.testing.assert_array_equal(case.y, case.a + case.a)
+
+
+def test_an_engine_may_give_its_own_arguments(artifact):
+    def host_arguments(given, pack, workspace):
+        assert (given, workspace) == (artifact, case.space.ctypes.data)
+        a, _, y = (pointer.to_bytes(8, "little") for pointer in pack.pointers)
+        return [a, a, y, np.int64(0)]
+
+    case = Case(artifact, host_arguments=host_arguments)
+    case.run()
+    np.testing.assert_array_equal(case.y, case.a + case.a)
+
+
+def test_inputs_are_read_only(artifact):
+    case = Case(artifact)
+    case.pack.operands = tuple(operand(name, case.a) for name in "aby")
+    with pytest.raises(EmulationError, match="wrote to read-only memory: operand y"):
+        case.run()
+
+
+def test_findings_are_raised_after_the_outputs_are_written(artifact, capsys):
+    case = Case(artifact, n=16)  # the kernel has 32 threads
+    with pytest.raises(FoundError, match=r"\d finding\(s\):\n  \[out_of_bounds\]") as caught:
+        case.run()
+    assert {finding.kind for finding in caught.value.report.findings} == {"out_of_bounds"}
+    np.testing.assert_array_equal(case.y, case.a + case.b)
+    assert "finding(s)" in capsys.readouterr().err
+
+
+def test_plans_without_a_host_object_or_ptx_are_refused(artifact):
+    with pytest.raises(EmulationError, match="engine t:add@1 gives no artifact with a host object"):
+        Case().run()
+    with pytest.raises(EmulationError, match="engine t:add@1 gives no artifact with a host object"):
+        Case(artifact._replace(object=b"")).run()
+    with pytest.raises(EmulationError, match="artifact add of engine t:add@1 has no PTX"):
+        Case(artifact._replace(ptx="")).run()
+
+
+def test_the_summary_lists_instructions_and_bytes():
+    report = Report(
+        (),
+        {
+            "launches": 1,
+            "instructions": 1500,
+            "instructions.ld": 500,
+            "instructions.add": 1000,
+            "bytes.ld.global": 4096,
+        },
+    )
+    assert summary(report) == (
+        "emulator: 1 launch(es), 0 finding(s)\n"
+        "warp instructions: 1,500: add 1,000, ld 500\n"
+        "bytes moved: ld.global 4,096"
+    )
+
+
+# --- through the command line
+class Engine:
+    artifact = None
+
+    def check_support(self, graph, ctx):
+        return cudnn_core.Support((cudnn_core.PlanConfig("", {}),), workspace=0)
+
+    def build_plan(self, graph, config, ctx):
+        def execute(pack, ctx):
+            raise AssertionError("an executor runs the artifacts")
+
+        return SimpleNamespace(workspace_size=0, artifacts=(self.artifact,), execute=execute)
+
+
+@pytest.fixture
+def command(artifact, tmp_path, monkeypatch, capsys):
+    """`command(*options)` -> (exit code, document or error text) of `cudnn-core run` of an add on an absent B200."""
+    from cudnn_core._cli import main
+    from cudnn_core.testing import temporary_plugin
+
+    info = tmp_path / "cudnn_core_emulator-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cudnn-core-emulator\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[cudnn_core.executors]\nemulator = ptx_emulator._executor:executor\n")
+    if not any(point.name == "emulator" for point in _executors()):
+        monkeypatch.syspath_prepend(str(tmp_path))
+    graph = cudnn_core.Graph(io_data_type="float32", compute_data_type="float32")
+    graph.add(graph.tensor((32,)), graph.tensor((32,))).set_output(True)
+    (tmp_path / "graph.json").write_text(graph.to_json())
+    cudnn_core.refresh()
+
+    def run(*options, changed=artifact):
+        kind = type("Emulated", (Engine,), {"artifact": changed})
+        row = {"name": "add", "ops": ["add"], "devices": ["cuda"], "sm": ["100a"], "aot": True}
+        with temporary_plugin({"plugin": "emulated", "engine": [row]}, {"add": kind}):
+            code = main(["run", str(tmp_path / "graph.json"), "--device", "B200", "--executor", "emulator", *options])
+        return code, *capsys.readouterr()
+
+    yield run
+    monkeypatch.undo()
+    cudnn_core.refresh()
+
+
+def _executors():
+    from importlib.metadata import entry_points
+
+    return entry_points(group="cudnn_core.executors")
+
+
+def test_the_command_line_emulates_the_engine_of_an_absent_device_and_compares(command):
+    pytest.importorskip("torch")
+    code, out, err = command("--json")
+    document = json.loads(out)
+    assert code == 0, (out, err)
+    assert (document["engine"], document["executor"], document["ok"]) == ("emulated:add@1", "emulator", True)
+    assert document["outputs"][0]["max_abs"] == 0
+    assert "emulator: 1 launch(es), 0 finding(s)" in err
+
+
+def test_a_wrong_kernel_differs_and_a_defective_one_is_a_finding(command, artifact):
+    pytest.importorskip("torch")
+    code, _, _ = command(changed=artifact._replace(ptx=ADD.replace("add.f32", "sub.f32")))
+    assert code == 1
+    code, _, err = command(
+        changed=artifact._replace(ptx=ADD.replace("add.s64 %rd7, %rd3, %rd4", "add.s64 %rd7, %rd3, 1"))
+    )
+    assert code == 1
+    assert "misaligned" in err

@@ -1,0 +1,125 @@
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+S = runpy.run_path(str(Path(__file__).with_name("_snippets.py")))
+launch, kinds, wait = S["launch"], S["kinds"], S["wait"]
+
+# warp 0 is the producer of a value in shared memory, warp 1 its consumer
+HANDOVER = """
+ ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; add.u32 %r3, %r2, 16; setp.ne.u32 %p1, %r1, 0;
+ @%p1 bra READY; mbarrier.init.shared.b64 [%r2], {count};
+READY: bar.sync 0;
+ setp.ge.u32 %p2, %r1, 32; @%p2 bra CONSUME;
+ st.shared.b32 [%r3], 99; {arrive}
+ bra END;
+CONSUME: {wait}
+ ld.shared.b32 %r4, [%r3]; st.global.b32 [%rd1], %r4;
+END:
+"""
+ARRIVE = "mbarrier.arrive.shared.b64 %rd2, [%r2];"
+
+
+def handover(count=32, arrive=ARRIVE, waiting=None, **options):
+    out = np.zeros(1, np.uint32)
+    waiting = wait("%r2", 0, "W") if waiting is None else waiting
+    report = launch(
+        HANDOVER.format(count=count, arrive=arrive, wait=waiting),
+        [out],
+        ".param .u64 out",
+        block=64,
+        shared=64,
+        **options,
+    )
+    return out[0], report
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_arrive_and_wait_hand_data_over(seed):
+    value, report = handover(seed=seed, schedule=("late", "random")[seed % 2])
+    assert value == 99
+    assert not report.findings
+
+
+def test_a_missing_wait_is_a_race():
+    assert "race" in kinds(handover(waiting="")[1])
+
+
+def test_a_relaxed_arrive_does_not_order():
+    assert "race" in kinds(handover(arrive="mbarrier.arrive.relaxed.cta.shared.b64 %rd2, [%r2];")[1])
+
+
+def test_a_missing_arrival_deadlocks_and_names_the_waiter():
+    report = handover(count=33)[1]
+    assert kinds(report) == {"deadlock"}
+    assert "cta 0 warp 1" in report.findings[0].message
+    assert "1 of 33 arrivals missing" in report.findings[0].message
+
+
+def test_the_wrong_parity_deadlocks_or_races():
+    assert kinds(handover(waiting=wait("%r2", 1, "W"))[1]) & {"race", "deadlock"}
+
+
+def test_more_arrivals_than_expected_are_found():
+    assert "mbarrier" in kinds(handover(count=16)[1])
+
+
+def test_use_before_init_is_found():
+    assert kinds(launch("mov.b32 %r2, smem; mbarrier.arrive.shared.b64 %rd2, [%r2];", shared=64)) == {"mbarrier"}
+
+
+def test_double_init_is_found_unless_invalidated():
+    body = "mov.b32 %r2, smem; mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 ret; mbarrier.init.shared.b64 [%r2], 1; {} mbarrier.init.shared.b64 [%r2], 2;"
+    assert kinds(launch(body.format(""), shared=64)) == {"mbarrier"}
+    assert not kinds(launch(body.format("mbarrier.inval.shared.b64 [%r2];"), shared=64))
+
+
+@pytest.mark.parametrize("count", [0, 1 << 20])
+def test_arrival_counts_have_a_range(count):
+    body = f"mov.b32 %r2, smem; mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 ret; mbarrier.init.shared.b64 [%r2], {count};"
+    assert "mbarrier" in kinds(launch(body, shared=64))
+
+
+def test_initialisation_must_be_ordered_before_use():
+    assert "race" in kinds(launch(HANDOVER.replace("READY: bar.sync 0;", "READY:").format(count=32, arrive=ARRIVE, wait=wait("%r2", 0, "W")),
+                                  [np.zeros(1, np.uint32)], ".param .u64 out", block=64, shared=64))  # fmt: skip
+
+
+def test_phases_alternate():
+    out = np.zeros(1, np.uint32)
+    body = """
+ ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; setp.ne.u32 %p1, %r1, 0; @%p1 ret;
+ mbarrier.init.shared.b64 [%r2], 1; mov.b32 %r5, 0; mov.b32 %r6, 0;
+L: mbarrier.arrive.shared.b64 %rd3, [%r2]; mbarrier.test_wait.parity.shared.b64 %p2, [%r2], %r5; selp.b32 %r7, 1, 0, %p2; add.u32 %r6, %r6, %r7;
+ mbarrier.test_wait.shared.b64 %p3, [%r2], %rd3; selp.b32 %r7, 10, 0, %p3; add.u32 %r6, %r6, %r7;
+ xor.b32 %r5, %r5, 1; add.u32 %r8, %r8, 1; setp.lt.u32 %p4, %r8, 5; @%p4 bra L;
+ st.global.b32 [%rd1], %r6;
+"""
+    report = launch(body, [out], ".param .u64 out", shared=64)
+    assert out[0] == 55
+    assert not report.findings
+
+
+def test_cluster_barrier_and_remote_arrival():
+    out = np.zeros(2, np.uint32)
+    body = f"""
+ ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; mov.b32 %r3, smem; xor.b32 %r4, %r2, 1;
+ setp.ne.u32 %p1, %r1, 0; @%p1 bra READY; mbarrier.init.shared.b64 [%r3], 1;
+READY: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+ @%p1 bra DONE;
+ mapa.shared::cluster.u32 %r5, %r3, %r4; add.u32 %r6, %r2, 70; st.shared::cluster.b32 [%r5+16], %r6;
+ mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r5];
+ {wait("%r3", 0, "W")}
+ ld.shared.b32 %r7, [%r3+16]; mul.wide.u32 %rd2, %r2, 4; add.s64 %rd1, %rd1, %rd2; st.global.b32 [%rd1], %r7;
+DONE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+"""
+    for seed in range(4):
+        report = launch(body, [out], ".param .u64 out", grid=2, cluster=2, shared=64, seed=seed)
+        assert out.tolist() == [71, 70]
+        assert not report.findings
+    racy = body.replace(
+        "READY: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", "READY:"
+    )
+    assert kinds(launch(racy, [out], ".param .u64 out", grid=2, cluster=2, shared=64)) & {"race", "mbarrier"}

@@ -1,0 +1,160 @@
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ptx_emulator import FindingError
+
+S = runpy.run_path(str(Path(__file__).with_name("_snippets.py")))
+launch, kinds = S["launch"], S["kinds"]
+POINTERS = ".param .u64 a, .param .u64 b"
+LOAD = """
+ ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd3, %r1, 4;
+ add.s64 %rd4, %rd1, %rd3; add.s64 %rd5, %rd2, %rd3;
+"""
+
+
+def test_shared_memory_transpose():
+    a, b = np.arange(1024, dtype=np.uint32).reshape(32, 32), np.zeros((32, 32), np.uint32)
+    body = """
+ ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.b32 %r3, smem;
+ mad.lo.u32 %r4, %r2, 32, %r1; mul.wide.u32 %rd3, %r4, 4; add.s64 %rd1, %rd1, %rd3; add.s64 %rd2, %rd2, %rd3;
+ mad.lo.u32 %r5, %r2, 33, %r1; shl.b32 %r5, %r5, 2; add.u32 %r5, %r5, %r3; ld.global.b32 %r6, [%rd1]; st.shared.b32 [%r5], %r6;
+ bar.sync 0;
+ mad.lo.u32 %r7, %r1, 33, %r2; shl.b32 %r7, %r7, 2; add.u32 %r7, %r7, %r3; ld.shared.b32 %r8, [%r7]; st.global.b32 [%rd2], %r8;
+"""
+    report = launch(body, [a, b], POINTERS, block=(32, 32), shared=33 * 32 * 4)
+    assert (b == a.T).all()
+    assert not report.findings
+    racy = body.replace(" bar.sync 0;\n", "")
+    assert "race" in kinds(launch(racy, [a, b], POINTERS, block=(32, 32), shared=33 * 32 * 4))
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("s8", -3), ("u8", 253), ("s16", -3), ("u16", 65533)])
+def test_narrow_loads_extend_by_their_sign(kind, expected):
+    a, b = np.full(64, -3, np.int16 if kind.endswith("16") else np.int8), np.zeros(32, np.int32)
+    width = a.itemsize
+    launch(f"{LOAD} mul.wide.u32 %rd6, %r1, {width}; add.s64 %rd6, %rd1, %rd6; ld.global.{kind} %r5, [%rd6]; st.global.b32 [%rd5], %r5;",
+           [a, b], POINTERS)  # fmt: skip
+    assert b.tolist() == [expected] * 32
+
+
+def test_vector_loads_and_stores():
+    a, b = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
+    launch(LOAD + """ mul.wide.u32 %rd6, %r1, 16; add.s64 %rd4, %rd1, %rd6; add.s64 %rd5, %rd2, %rd6;
+ ld.global.v4.b32 {%r2, %r3, %r4, %r5}, [%rd4]; st.global.v4.b32 [%rd5], {%r5, %r4, %r3, %r2};""", [a, b], POINTERS)  # fmt: skip
+    assert (b.reshape(32, 4) == a.reshape(32, 4)[:, ::-1]).all()
+
+
+def test_generic_addresses_reach_shared_memory():
+    a, b = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    report = launch(LOAD + """ ld.global.b32 %r2, [%rd4]; mov.b64 %rd7, smem; cvta.shared.u64 %rd8, %rd7; add.s64 %rd8, %rd8, %rd3;
+ st.b32 [%rd8], %r2; ld.b32 %r3, [%rd8]; st.b32 [%rd5], %r3;""", [a, b], POINTERS, shared=128)  # fmt: skip
+    assert (a == b).all()
+    assert not report.findings
+
+
+def test_atomics_add_every_lane():
+    a, b = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    launch(LOAD + " atom.global.add.u32 %r2, [%rd1], 2; st.global.b32 [%rd5], %r2; red.global.max.u32 [%rd1+4], %r1;", [a, b], POINTERS,
+           block=32, grid=1)  # fmt: skip
+    assert a[:2].tolist() == [64, 31]
+    assert b.tolist() == list(range(0, 64, 2))
+
+
+def test_ldmatrix_inverts_stmatrix():
+    a, b = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    report = launch(LOAD + """ ld.global.b32 %r2, [%rd4]; mov.b32 %r3, smem; and.b32 %r4, %r1, 7; mad.lo.u32 %r3, %r4, 16, %r3;
+ stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%r3], {%r2}; bar.warp.sync -1; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [%r3];
+ st.global.b32 [%rd5], %r5;""", [a, b], POINTERS, shared=128)  # fmt: skip
+    assert (b.view(np.uint16).reshape(8, 8) == a.view(np.uint16).reshape(8, 8).T).all()
+    assert not report.findings
+
+
+def test_reading_shared_memory_that_nothing_wrote_is_found():
+    body = "mov.b32 %r1, smem; {} ld.shared.b32 %r2, [%r1];"
+    assert kinds(launch(body.format(""), shared=64)) == {"uninitialised"}
+    assert not kinds(launch(body.format("st.shared.b32 [%r1], 1;"), shared=64))
+
+
+def test_reading_an_output_before_it_is_written_is_found():
+    a, b = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    body = LOAD + " ld.global.b32 %r2, [%rd5]; st.global.b32 [%rd5], %r2;"
+    assert kinds(launch(body, [a, b], POINTERS, outputs=[b])) == {"uninitialised"}
+    assert not kinds(launch(body, [a, b], POINTERS))
+
+
+@pytest.mark.parametrize(
+    "access", ["ld.global.b32 %r2, [%rd4+4];", "st.global.b32 [%rd4+4], 1;", "ld.global.b32 %r2, [%rd4+-4];"]
+)
+def test_global_accesses_outside_their_tensor_are_found(access):
+    base = np.zeros(96, np.uint32)
+    a, b = base[32:64], np.zeros(32, np.uint32)
+    assert kinds(launch(LOAD + access, [a, b], POINTERS)) == {"out_of_bounds"}
+
+
+def test_shared_accesses_outside_the_window_are_found():
+    assert kinds(launch("mov.b32 %r1, smem; st.shared.b32 [%r1+64], 1;", shared=64)) == {"out_of_bounds"}
+
+
+def test_a_misaligned_access_is_found():
+    a, b = np.zeros(64, np.uint32), np.zeros(32, np.uint32)
+    assert kinds(launch(LOAD + "ld.global.b32 %r2, [%rd4+2];", [a, b], POINTERS)) == {"misaligned"}
+    assert kinds(launch("mov.b32 %r1, smem; st.shared.v2.b32 [%r1+4], {0, 0};", shared=64)) == {"misaligned"}
+
+
+def test_two_ctas_that_write_one_word_race():
+    a, b = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    assert kinds(launch(LOAD + "st.global.b32 [%rd5], %r1;", [a, b], POINTERS, grid=2)) == {"race"}
+    assert not kinds(launch(LOAD + "red.global.add.u32 [%rd5], %r1;", [a, b], POINTERS, grid=2))
+
+
+def test_a_write_after_an_unordered_read_races():
+    body = """
+ mov.u32 %r1, %tid.x; mov.b32 %r3, smem; setp.lt.u32 %p1, %r1, 32; @%p1 st.shared.b32 [%r3], 7; bar.sync 0;
+ @%p1 bra A; st.shared.b32 [%r3], 8; bra END;
+A: ld.shared.b32 %r2, [%r3];
+END:
+"""
+    assert kinds(launch(body, block=64, shared=64)) == {"race"}
+
+
+def test_release_and_acquire_order_a_message():
+    a, b = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    body = (
+        LOAD
+        + """
+ setp.ge.u32 %p1, %r1, 32; @%p1 bra READ;
+ st.global.b32 [%rd2], 42; setp.eq.u32 %p2, %r1, 0; @%p2 st.release.gpu.global.b32 [%rd1], 1; bra END;
+READ: ld.{}.global.b32 %r2, [%rd1]; setp.eq.u32 %p3, %r2, 0; @%p3 bra READ; ld.global.b32 %r3, [%rd2]; st.global.b32 [%rd2+4], %r3;
+END:
+"""
+    )
+    for seed in range(4):
+        assert not kinds(launch(body.format("acquire.gpu"), [a * 0, b], POINTERS, block=64, seed=seed))
+        assert b[1] == 42
+    racy = body.replace("st.release.gpu.global", "st.global").format("acquire.gpu")
+    assert "race" in kinds(launch(racy, [a * 0, b], POINTERS, block=64))
+
+
+def test_raise_stops_at_the_first_finding():
+    with pytest.raises(FindingError, match="uninitialised"):
+        launch("mov.b32 %r1, smem; ld.shared.b32 %r2, [%r1];", shared=64, check="raise")
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"block": 2048}, "threads"), ({"shared": 300000}, "shared memory"), ({"grid": 3, "cluster": 2}, "multiple of the cluster"),
+    ({"grid": 32, "cluster": 32}, "cluster of 32"), ({"grid": (1, 70000, 1), "limits": {"grid_yz": 65535}}, "beyond the device"),
+])  # fmt: skip
+def test_launches_beyond_the_device_are_found(options, message):
+    if "grid" in options and options["grid"] != 3 and options["grid"] != 32:
+        options = {"grid": (1, 3, 1), "limits": {"grid_yz": 2}}
+    report = launch("", **options)
+    assert kinds(report) == {"limits"}
+    assert message in report.findings[0].message
+
+
+def test_block_must_match_reqntid():
+    text = S["source"]("").replace("k()\n{", "k()\n.reqntid 64, 1, 1\n{")
+    report = S["run_ptx"](text, "k", 1, 32)
+    assert kinds(report) == {"limits"}
