@@ -218,7 +218,7 @@ def plugins(report: Report) -> None:
 
 @contextmanager
 def _on_path(folder: str) -> Iterator[None]:
-    sys.path.append(folder)
+    sys.path.insert(0, folder)  # its packages have the names of those before
     try:
         yield
     finally:

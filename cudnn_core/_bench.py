@@ -4,8 +4,8 @@ All competitors are built first and timed in turns, one timing each and round af
 slows all of them. A timing is the mean of as many back-to-back runs of the bound plan as fill a millisecond, by CUDA events
 on a GPU and ``perf_counter`` on the CPU; the result is the median of the timings.
 
-A record is written by a complete sweep only: every engine that competes for the graph was built and timed with every config,
-and neither a pin nor the configuration nor the caller left one out (``_tuning``).
+A record is written by a complete sweep only: every engine that competes for the graph was built and timed with every config as
+often as was asked for, and neither a pin nor the configuration nor the caller left one out (``_tuning``).
 """
 
 from __future__ import annotations
@@ -74,11 +74,19 @@ class Timing(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Every competitor's timing, in the order in which they were given. ``complete``: none was cut short."""
+    """Every competitor's timing, in the order in which they were given.
+
+    ``incomplete`` is why the timings are no evidence: one failed, or the time limit left it fewer than were asked for; "" for a
+    complete sweep.
+    """
 
     timings: tuple[Timing, ...]
-    complete: bool
     seconds: float
+    incomplete: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return not self.incomplete
 
 
 def cpu_clock(run: Callable[[], None], count: int) -> float:
@@ -117,7 +125,11 @@ def sweep(
     time_limit: float = 60.0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Sweep:
-    """Time them all. What one raises is its failure; when ``time_limit`` seconds are over, what is there counts."""
+    """Time them all. What one raises is its failure.
+
+    ``time_limit`` is for the timings in seconds; imports, builds and warm-up runs don't count. Once it is over, every competitor
+    still gets one timing, and the sweep is incomplete.
+    """
     begin = time.perf_counter()
     pool = list(competitors)
     total = len(pool) * (repeats + 1)
@@ -129,9 +141,6 @@ def sweep(
     for index, competitor in enumerate(pool):
         tell(done, total, competitor.id)
         done += 1
-        if time.perf_counter() - begin > time_limit:
-            failures[index] = "not reached within the time limit"
-            continue
         try:
             run = competitor.prepare()
             clock(run, warmup)
@@ -139,9 +148,10 @@ def sweep(
         except Exception as error:
             failures[index] = _text(error)
     late = False
+    built = time.perf_counter()
     for _ in range(repeats):
         for index, (run, count) in list(runs.items()):
-            late = late or time.perf_counter() - begin > time_limit
+            late = late or time.perf_counter() - built > time_limit
             if late and samples[index]:
                 continue  # one timing each, so that all of them can be compared
             tell(done, total, pool[index].id)
@@ -158,7 +168,17 @@ def sweep(
         else Timing(item.id, item.config, tuple(samples[index]), runs[index][1])
         for index, item in enumerate(pool)
     )
-    return Sweep(timings, not failures, time.perf_counter() - begin)
+    return Sweep(timings, time.perf_counter() - begin, _shortfall(timings, repeats))
+
+
+def _shortfall(timings: tuple[Timing, ...], repeats: int) -> str:
+    """Why ``timings`` are incomplete, or ""."""
+    for timing in timings:
+        if timing.failure:
+            return f"{timing.id}: {timing.failure}"
+        if len(timing.samples_us) < repeats:
+            return f"{timing.id}: {len(timing.samples_us)} of {repeats} timings within the time limit"
+    return ""
 
 
 def _runs_to_fill(clock: Clock, run: Callable[[], None]) -> int:
@@ -237,9 +257,8 @@ def restrictions(found: Survey, only: str | None = None) -> Restrictions:
 
 def store_sweep(found: Survey, done: Sweep, limits: Restrictions) -> str:
     """Write the record; returns "" or why nothing was written."""
-    if not done.complete:
-        failed = next(timing for timing in done.timings if timing.failure)
-        return f"the sweep is incomplete ({failed.id}: {failed.failure})"
+    if done.incomplete:
+        return f"the sweep is incomplete ({done.incomplete})"
     refused = store(record_of(found, done.timings), pinned=bool(limits.pinned), filtered=bool(limits.filtered))
     detail = limits.pinned or limits.filtered
     return f"{refused} ({detail})" if refused and detail else refused

@@ -120,13 +120,13 @@ class Bounds:
 
     def _check_each(self, pointers: Sequence[int]) -> None:
         for slot, pointer, extent in zip(self._slots, pointers, self.extents, strict=True):
+            if extent and not self._lowest <= pointer < HIGHEST:
+                what = "a null address" if pointer == 0 else f"an impossible address, {pointer:#x}"
+                raise ExecutionError(f"operand {slot.label} has {what}", operand=slot.label)
             if pointer % slot.align:
                 raise ExecutionError(
                     f"operand {slot.label} is at {pointer:#x}, not aligned to {slot.align} bytes", operand=slot.label
                 )
-            if extent and not self._lowest <= pointer < HIGHEST:
-                what = "a null address" if pointer <= 0 else f"an impossible address, {pointer:#x}"
-                raise ExecutionError(f"operand {slot.label} has {what}", operand=slot.label)
 
     def _check_pair(self, pointers: Sequence[int], out: int, other: int) -> None:
         if _disjoint(self._block(pointers, out), self._block(pointers, other)):

@@ -20,7 +20,7 @@ from ._dims import packed_strides
 from ._dtypes import as_dtype, bits
 from ._errors import ExecutionError, GraphError, GraphTypeError
 
-__all__ = ["View", "describe", "encode_scalar", "rescale", "scalar", "unit_axis"]
+__all__ = ["View", "array_layout", "describe", "encode_scalar", "rescale", "same_array", "scalar", "unit_axis"]
 
 
 class View(NamedTuple):
@@ -143,6 +143,34 @@ def _array_interface(value: Any, kind: str, where: str) -> View:
     address, readonly = data
     index = _cuda_index(value) if kind == "cuda" else 0
     return View(operator.index(address or 0), dtype, shape, stride, kind, index, bool(readonly), (value, interface))
+
+
+def array_layout(value: Any, *, writable: bool) -> tuple[Any, ...] | None:
+    """What ``same_array`` compares: the layout of a numpy array that ``describe`` has accepted. None for anything else."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return None
+    interface = value.__array_interface__
+    return type(value), value.dtype, interface["typestr"], value.shape, interface.get("strides"), writable
+
+
+def same_array(value: Any, layout: tuple[Any, ...]) -> tuple[int, object] | None:
+    """(address, what keeps it) of an array with exactly this layout, else None: ``describe`` says why."""
+    kind, dtype, typestr, shape, strides, writable = layout
+    if type(value) is not kind or value.dtype is not dtype:
+        return None
+    interface = value.__array_interface__
+    address, readonly = interface["data"]
+    if (
+        interface["typestr"] != typestr
+        or interface["shape"] != shape
+        or interface.get("strides") != strides
+        or interface.get("mask") is not None
+        or (readonly and writable)
+        or type(address) is not int
+    ):
+        return None
+    return address, interface
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

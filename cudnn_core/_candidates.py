@@ -37,6 +37,8 @@ __all__ = [
     "examine",
     "is_strict",
     "matching_rules",
+    "names_engine",
+    "not_buildable",
     "notes_of",
     "pin_rule",
     "variant_declines",
@@ -52,6 +54,7 @@ class Filters(NamedTuple):
     bar_notes: tuple[str, ...] = ()
     max_workspace: int | None = None
     origin: str = "select notes"
+    workspace_origin: str = "deselect_workspace_greater_than()"
 
     def excludes(self, engine: Any) -> list[Decline]:
         """Why ``engine`` (anything with ``id`` and ``short_id``) is excluded by name: exactly, with revision, or by glob; never
@@ -59,7 +62,7 @@ class Filters(NamedTuple):
         return [
             Decline("config.disabled", engine.short_id, origin=f"deselect_engines({pattern!r})")
             for pattern in self.deselect
-            if fnmatchcase(engine.short_id, pattern) or fnmatchcase(engine.id, pattern)
+            if names_engine(pattern, engine)
         ]
 
     def declines(self, notes: Iterable[str], workspace: int | None) -> list[Decline]:
@@ -79,8 +82,14 @@ class Filters(NamedTuple):
             if note.lower() in have
         ]
         if self.max_workspace is not None and workspace is not None and workspace > self.max_workspace:
-            found.append(Decline("resource.workspace", "workspace", {"max": self.max_workspace}, workspace))
+            limit = {"max": self.max_workspace}
+            found.append(Decline("resource.workspace", "workspace", limit, workspace, origin=self.workspace_origin))
         return found
+
+
+def names_engine(pattern: str, engine: Any) -> bool:
+    """Whether a name or glob of a deselect call covers ``engine`` (anything with ``id`` and ``short_id``)."""
+    return fnmatchcase(engine.short_id, pattern) or fnmatchcase(engine.id, pattern)
 
 
 class Request(NamedTuple):
@@ -110,11 +119,12 @@ class Request(NamedTuple):
 
     def declines(self, notes: Iterable[str], workspace: int | None) -> list[Decline]:
         """``Filters.declines`` of the configuration and of the call."""
-        configured = Filters(
-            require_notes=self.config.require, max_workspace=self.config.max_workspace, origin="engines.require"
-        )
-        notes = frozenset(notes)
-        return [*configured.declines(notes, workspace), *self.filters.declines(notes, workspace)]
+        config, notes = self.config, frozenset(notes)
+        limit = Filters(max_workspace=config.max_workspace, workspace_origin=config.origin("engines.max_workspace"))
+        required = [
+            Filters(require_notes=(note,), origin=config.origin("engines.require", note)) for note in config.require
+        ]
+        return [reason for filters in (*required, limit, self.filters) for reason in filters.declines(notes, workspace)]
 
 
 def collect(request: Request) -> tuple[list[Candidate], list[EngineDecision]]:
@@ -151,9 +161,9 @@ def examine(request: Request, entry: EngineEntry) -> Candidate | EngineDecision:
     filtered += entry.reasons  # unmet requirements
     if filtered:
         return row("filtered", filtered)
-    if request.need_build and request.device.synthetic and not spec.aot:
-        hint = "plan on the device itself, or for an engine with aot = true"
-        return row("declined", [Decline("device.absent", "device", actual=request.device.device_name, hint=hint)])
+    absent = not_buildable(request, spec)
+    if request.need_build and absent:
+        return row("declined", absent)
     try:
         engine = guarded(request, entry, "import", entry.instance)
         verdict = guarded(
@@ -173,6 +183,14 @@ def examine(request: Request, entry: EngineEntry) -> Candidate | EngineDecision:
         return row("quarantined", [broken.decline])
     except KnobError as error:
         return row("declined", error.declines)
+
+
+def not_buildable(request: Request, spec: EngineSpec) -> list[Decline]:
+    """Why the engine, able to run the graph or not, can't build a plan in this process: its device is only described."""
+    if spec.aot or not request.device.synthetic:
+        return []
+    hint = "it builds on the device only: aot = false"
+    return [Decline("device.absent", "device", actual=request.device.device_name, hint=hint)]
 
 
 def matching_rules(

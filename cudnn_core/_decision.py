@@ -43,6 +43,7 @@ __all__ = [
     "nearest_decline",
     "nearest_miss",
     "plain_decline",
+    "same_device",
 ]
 
 #: The closed set of engine states, in the order in which planning reaches them.
@@ -221,12 +222,16 @@ class Decision:
     def replay(self, now: Decision) -> tuple[Difference, ...]:
         """What has changed since this decision was saved; ``now`` is a fresh one for the same graph and device.
 
-        Raises DecisionError if ``now`` is of another graph or device.
+        Raises DecisionError if ``now`` is of another graph or device (``same_device``).
         """
-        for what in ("graph_key", "device"):
-            saved, fresh = getattr(self, what), getattr(now, what)
-            if saved != fresh:
-                raise DecisionError(f"the saved decision is of another {what.partition('_')[0]}: {saved}, not {fresh}")
+        if self.graph_key != now.graph_key:
+            raise DecisionError(
+                f"the saved decision is of another graph: {self.graph_key[:12]}..., not {now.graph_key[:12]}..."
+            )
+        if not same_device(self.device, now.device):
+            from ._decision_text import apart
+
+            raise DecisionError(f"the saved decision is of another device: {apart(self.device, now.device)}")
         found = [] if self.selected == now.selected else [Difference("", "selected", self.selected, now.selected)]
         before, after = _by_place(self), _by_place(now)
         for place in sorted(before.keys() | after.keys()):
@@ -244,11 +249,21 @@ class Decision:
         return tuple(found)
 
 
-def nearest_miss(decision: Decision) -> str:
-    """The text of a NoEngineError: the engine that came nearest and what it lacks, then every reason, grouped."""
+def same_device(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether decisions for the devices can be compared: two CPUs of one name, or two equal GPUs.
+
+    How many cores or how much memory a host offers changes no engine's answer, only the times.
+    """
+    if a.get("type") == b.get("type") == "cpu":
+        return bool(a.get("device_name") == b.get("device_name"))
+    return dict(a) == dict(b)
+
+
+def nearest_miss(decision: Decision, verbose: bool = False) -> str:
+    """The text of a NoEngineError: the engine that came nearest and what it lacks, then the reasons, grouped; ``verbose``: all."""
     from ._decision_text import nearest_miss as text
 
-    return text(decision)
+    return text(decision, verbose)
 
 
 def nearest_decline(decision: Decision) -> str:

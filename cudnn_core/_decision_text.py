@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ._decision import Decision, EngineDecision
     from ._declines import Decline
 
-__all__ = ["device_text", "escape", "nearest_decline", "nearest_miss", "table"]
+__all__ = ["apart", "device_text", "escape", "nearest_decline", "nearest_miss", "table"]
 
 PIP_LINE = "pip install cudnn-core[cpu]"
 
-_WIDTH = 160  # of a reason in the folded table
+_WIDTH = 160  # of a reason in the folded table, without its origin
 _GROUPS = 8  # groups of reasons in an error text
 
 
@@ -45,7 +45,7 @@ def table(decision: Decision, verbose: bool) -> str:
     return "\n".join(lines)
 
 
-def nearest_miss(decision: Decision) -> str:
+def nearest_miss(decision: Decision, verbose: bool = False) -> str:
     """See ``_decision.nearest_miss``."""
     graph = escape(decision.summary) or f"graph {escape(decision.graph_key)[:12]}"
     subject = f"no engine can run {graph} on {device_text(decision.device)}"
@@ -63,11 +63,12 @@ def nearest_miss(decision: Decision) -> str:
                 ids.append(engine.id)
     # Shortest decline list first, as `missed` is; within one list what stops most engines first.
     ordered = sorted(groups.items(), key=lambda item: (_length(missed, item[1][0]), -len(item[1]), item[0]))
-    for text, ids in ordered[:_GROUPS]:
+    shown = ordered if verbose else ordered[:_GROUPS]
+    for text, ids in shown:
         who = "1 engine" if len(ids) == 1 else f"{len(ids)} engines"
         lines.append(f"  {who}: {text}  ({_some(ids)})")
-    if len(ordered) > _GROUPS:
-        lines.append(f"  +{len(ordered) - _GROUPS} more reasons; `cudnn-core explain` prints them all")
+    if len(ordered) > len(shown):
+        lines.append(f"  +{len(ordered) - len(shown)} more reasons; `cudnn-core explain --verbose` prints them all")
     return "\n".join(lines)
 
 
@@ -87,6 +88,15 @@ def device_text(device: dict[str, Any]) -> str:
     except CudnnCoreError:  # a saved record may describe anything
         arch = ""
     return f"{name} sm_{arch}" if arch else name
+
+
+def apart(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """Two devices in words; where the words are the same, with the first fact that differs."""
+    one, other = device_text(a), device_text(b)
+    if one == other:
+        key = next(key for key in (*a, *b) if a.get(key) != b.get(key))
+        one, other = f"{one} with {key} {a.get(key)}", f"{key} {b.get(key)}"
+    return f"{one}, not {other}"
 
 
 def _header(decision: Decision) -> str:
@@ -118,11 +128,8 @@ def _columns(engine: EngineDecision, verbose: bool) -> list[str]:
     mark = "*" if engine.state == "selected" else " "
     row = [f"{mark} {escape(engine.id)}", _us(engine.us), engine.basis or "", engine.state]
     if engine.reasons:
-        text = _reason(engine.reasons[0])
-        if not verbose:
-            more = f" +{len(engine.reasons) - 1} more" if len(engine.reasons) > 1 else ""
-            text = (text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}...") + more
-        row.append(text)
+        more = f" +{len(engine.reasons) - 1} more" if len(engine.reasons) > 1 else ""
+        row.append(_reason(engine.reasons[0]) if verbose else _folded(engine.reasons[0]) + more)
     if engine.dist and (verbose or engine.state == "quarantined"):
         row.append(f"(dist {escape(engine.dist)} {escape(engine.version)}".rstrip() + ")")
     return row
@@ -136,6 +143,13 @@ def _us(us: float | None) -> str:
 
 def _reason(reason: Decline) -> str:
     return escape(str(reason))
+
+
+def _folded(reason: Decline) -> str:
+    """A reason of limited width; its origin, which says where to look, is never cut."""
+    text = _reason(reason._replace(origin=""))
+    text = text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+    return f"{text} [{escape(reason.origin)}]" if reason.origin else text
 
 
 def _missed(decision: Decision) -> list[EngineDecision]:

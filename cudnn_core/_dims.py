@@ -191,7 +191,13 @@ def packed_strides(dim: Sequence[Extent], order: Sequence[int] | None = None) ->
     running: Extent = 1
     for axis in reversed(range(len(dim)) if order is None else list(order)):
         strides[axis] = running
-        running = product((running, dim[axis] if dim[axis] != 0 else 1))
+        size = dim[axis]
+        if (
+            type(size) is int and type(running) is int and size > 0
+        ):  # as product says, and often asked while a plan runs
+            running *= size
+        elif size != 0:
+            running = product((running, size))
     return tuple(strides)
 
 

@@ -8,13 +8,14 @@ Rules
 - The first distribution of a normalised name on ``sys.path`` wins, as it does for ``importlib.metadata``; later ones are
   ``shadowed``. Two *different* distributions with one plugin id are the registry's business.
 - The current directory doesn't register, however it got onto ``sys.path``, unless it is a site directory; what was left
-  out is listed in ``ignored``. Nor does a package in it stand in for an installed one, unless it is that one's source: an
-  editable install of this very folder.
-- Metadata that can't be read is listed in ``broken`` and costs nothing else.
+  out is listed in ``ignored``.
+- A manifest counts only if its package is the one that the distribution installed (``_origin.belongs``): another one of
+  that name, earlier on ``sys.path`` or in the current directory, makes the plugin unusable.
+- Metadata that can't be read is listed in ``broken`` and costs nothing else. Only regular files are opened.
 """
 
 # pathlib costs 12 ms to import, and a Path for each of 1,000 directories as much again:
-# ruff: noqa: PTH109, PTH112, PTH113, PTH117, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH112, PTH113, PTH118, PTH119, PTH120, PTH208
 from __future__ import annotations
 
 import os
@@ -25,6 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ._declines import Decline
+from ._origin import belongs, here, locate, read_bytes, real, recorded
 from ._versions import normalise
 
 __all__ = ["Broken", "Discovery", "Found", "Point", "Skipped", "locate", "read_bytes", "scan"]
@@ -33,8 +35,8 @@ ENGINES = "cudnn_core.engines"
 EXECUTORS = "cudnn_core.executors"
 
 _SUFFIXES = (".dist-info", ".egg-info")
-_EDITABLE = "`pip install -e .`"
 _MAX_ENTRY_POINTS = 1 << 20
+_HEADER = re.compile(r"\[([^\[\]]+)\]\Z")
 _PLUGIN_VALUE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):([A-Za-z0-9_][A-Za-z0-9_.]*\.(?:toml|json))\Z")
 
 
@@ -117,13 +119,13 @@ def scan(path: Sequence[str] | None = None, *, thorough: bool = False) -> Discov
     nameless and half-removed ones.
     """
     entries = list(sys.path if path is None else path)
-    here = _here()
+    cwd = here()
     broken: list[Broken] = []
     shadowed: list[Skipped] = []
     ignored: list[Skipped] = []
     winners: dict[str, _Dist] = {}
     points: list[Point] = []
-    for dist, local in _dists(entries, here, broken, thorough, finders=path is None):
+    for dist, local in _dists(entries, cwd, broken, thorough, finders=path is None):
         if local:
             if dist.text:
                 ignored.append(Skipped(dist.name, dist.version, dist.path))
@@ -136,7 +138,7 @@ def scan(path: Sequence[str] | None = None, *, thorough: bool = False) -> Discov
         if dist.text:
             points.extend(_points(dist, broken))
     return Discovery(
-        plugins=tuple(_found(point, here) for point in points if point.group == ENGINES),
+        plugins=_disowned([_found(point, cwd) for point in points if point.group == ENGINES]),
         executors=tuple(point for point in points if point.group == EXECUTORS),
         broken=tuple(broken),
         shadowed=tuple(shadowed),
@@ -145,35 +147,18 @@ def scan(path: Sequence[str] | None = None, *, thorough: bool = False) -> Discov
     )
 
 
-def locate(package: str) -> tuple[tuple[str, ...], Any]:
-    """The directories of top-level ``package`` (several for a namespace package) and the loader that reads from them.
-
-    Does not import the package. Asks ``sys.meta_path``, so that editable installs with an import hook are found.
-    No directory if there is no such package.
-    """
-    for finder in sys.meta_path:
-        find_spec = getattr(finder, "find_spec", None)
-        if find_spec is None:
-            continue
-        spec = find_spec(package, None)
-        if spec is None:
-            continue
-        return tuple(map(str, spec.submodule_search_locations or ())), spec.loader
-    return (), None
-
-
 def _dists(
-    entries: Iterable[str], here: str, broken: list[Broken], thorough: bool, *, finders: bool
+    entries: Iterable[str], cwd: str, broken: list[Broken], thorough: bool, *, finders: bool
 ) -> Iterator[tuple[_Dist, bool]]:
     """Every distribution, in path order, with whether it lies in the current directory."""
     seen: set[str] = set()
     for entry in entries:
-        real = _real(entry) if entry else here
-        if not real or real in seen:
+        place = real(entry) if entry else cwd
+        if not place or place in seen:
             continue
-        seen.add(real)
-        local = real == here and not _is_site(real)
-        root = entry or here
+        seen.add(place)
+        local = place == cwd and not _is_site(place)
+        root = entry or cwd
         try:
             names = sorted(name for name in os.listdir(root) if name.endswith(_SUFFIXES))
         except NotADirectoryError:
@@ -205,7 +190,7 @@ def _foreign(source: Any, broken: list[Broken]) -> Iterator[_Dist]:
     if isinstance(source, str):
         import zipfile
 
-        if not zipfile.is_zipfile(source):
+        if not os.path.isfile(source) or not zipfile.is_zipfile(source):
             return
     from ._metadata import read
 
@@ -235,11 +220,14 @@ def _read(root: str, directory: str, broken: list[Broken], thorough: bool) -> _D
         broken.append(Broken(path, f"entry_points.txt can't be read: {error.strerror}"))
         return None
     ours = b"cudnn_core." in text
-    if thorough and not _decodes(text):
-        broken.append(Broken(path, "entry_points.txt is not UTF-8"))
-        return None
+    if thorough and not ours:
+        list(_points(_Dist(name, version, path, text), broken))
     if ours or thorough or not version:
-        header = _header(path, directory)
+        try:
+            header = _header(path, directory)
+        except OSError as error:
+            broken.append(Broken(path, f"its METADATA can't be read: {error.strerror}"))
+            return None
         if header is None:
             if ours or thorough:
                 broken.append(Broken(path, "has no METADATA: half-installed or half-removed"))
@@ -253,12 +241,12 @@ def _read(root: str, directory: str, broken: list[Broken], thorough: bool) -> _D
 
 
 def _header(path: str, directory: str) -> tuple[str, str] | None:
-    """Name and Version of the metadata file, or None if there is none."""
+    """Name and Version of the metadata file, "" for what it lacks, or None if there is none. OSError: unreadable."""
     file_names = ("METADATA",) if directory.endswith(".dist-info") else ("PKG-INFO", "")
     for file_name in file_names:
         try:
             head = read_bytes(f"{path}/{file_name}" if file_name else path, 4096)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             continue
         fields = {"name": "", "version": ""}
         for line in head.decode("utf-8", "replace").splitlines():
@@ -272,35 +260,39 @@ def _header(path: str, directory: str) -> tuple[str, str] | None:
 
 
 def _points(dist: _Dist, broken: list[Broken]) -> Iterator[Point]:
-    """Our entry points in ``dist.text``."""
+    """Our entry points in ``dist.text``; the first line that means nothing is reported, and all such lines skipped."""
     try:
         text = dist.text.decode("utf-8")
     except UnicodeDecodeError as error:
         broken.append(Broken(dist.path, f"entry_points.txt is not UTF-8 (byte {error.start})"))
         return
-    group = ""
+    group = wrong = ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if not line or line[0] in "#;":
             continue
         if line[0] == "[":
-            group = line[1:-1].strip() if line[-1] == "]" else ""
-            continue
-        if group not in (ENGINES, EXECUTORS):
+            header = _HEADER.match(line)
+            group = header[1].strip() if header else ""
+            if header is None:
+                wrong = wrong or f"entry_points.txt:{number}: {line[:80]!r} is not '[group]'"
             continue
         name, equals, value = (part.strip() for part in line.partition("="))
         if not equals or not name or not value:
-            broken.append(Broken(dist.path, f"entry_points.txt:{number}: {line!r} is not 'name = value'"))
-            continue
-        yield Point(group, name, value, dist.name, dist.version, dist.path)
+            wrong = wrong or f"entry_points.txt:{number}: {line[:80]!r} is not 'name = value'"
+        elif group in (ENGINES, EXECUTORS):
+            yield Point(group, name, value, dist.name, dist.version, dist.path)
+    if wrong:
+        broken.append(Broken(dist.path, wrong))
 
 
-def _found(point: Point, here: str) -> Found:
+def _found(point: Point, cwd: str) -> Found:
     """The plugin of ``point`` with its manifest located, or with the problem that stands in the way."""
 
     def problem(expected: str, actual: str, hint: str = "") -> Found:
-        decline = Decline("plugin.bad_manifest", point.name, expected, actual, hint, point.origin)
-        return Found(point.name, point.dist, point.version, point.origin, point.value, problem=decline)
+        return _unusable(
+            Found(point.name, point.dist, point.version, point.origin, point.value), expected, actual, hint
+        )
 
     value = _PLUGIN_VALUE.match(point.value)
     if value is None:
@@ -312,48 +304,59 @@ def _found(point: Point, here: str) -> Found:
         return problem(f"package {package}", f"{type(error).__name__}: {error}")
     if not directories:
         return problem(f"package {package}", "not importable", f"reinstall {point.dist}")
+    strangers = [directory for directory in directories if not belongs(point.origin, directory, file_name)]
+    local = [directory for directory in strangers if real(os.path.dirname(directory)) == cwd]
+    if local or len(strangers) == len(directories):
+        stranger = (local or strangers)[0]
+        hint = (
+            f"it hides the installed package: take {os.path.dirname(stranger)} off sys.path, or reinstall {point.dist}"
+        )
+        if local:
+            hint = "the current directory hides the installed package: work elsewhere, or `pip install -e .` if this is its source"
+        return problem(f"package {package} of {point.dist} {point.version}", stranger, hint)
+    missing = "no such file"
     for directory in directories:
-        if _hidden_by_cwd(point, directory, here):
-            hint = f"the current directory hides the installed package: work elsewhere, or {_EDITABLE} if this is its source"
-            return problem(f"package {package} of {point.dist}", directory, hint)
+        if directory in strangers:  # another distribution's part of a namespace package
+            continue
         path = f"{directory}{os.sep}{file_name}"
         if os.path.isfile(path):
             return Found(point.name, point.dist, point.version, point.origin, point.value, path)
+        if os.path.lexists(path):
+            missing = "not a regular file"
         get_data = getattr(loader, "get_data", None)
         if get_data is not None and not os.path.isdir(directory):
             try:
                 return Found(point.name, point.dist, point.version, point.origin, point.value, path, get_data(path))
             except OSError:
                 continue
-    return problem(os.path.join(directories[0], file_name), "no such file", f"reinstall {point.dist}")
+    return problem(os.path.join(directories[0], file_name), missing, f"reinstall {point.dist}")
 
 
-def _hidden_by_cwd(point: Point, directory: str, here: str) -> bool:
-    """Whether ``directory`` is what the current directory offers in place of the package that ``point`` installed."""
-    parent = os.path.dirname(directory)
-    if parent == os.path.dirname(point.origin) or _real(parent) != here or _is_site(here):
-        return False
-    project = _editable_project(point.origin)
-    return not project or os.path.commonpath((project, _real(directory))) != project
+def _disowned(plugins: Sequence[Found]) -> tuple[Found, ...]:
+    """``plugins``; of several distributions with one manifest, those whose RECORD lacks what another one's lists lose it."""
+    claims: dict[str, list[Found]] = {}
+    for found in plugins:
+        if found.manifest_path:
+            claims.setdefault(found.manifest_path, []).append(found)
+    if all(len(claimants) == 1 for claimants in claims.values()):
+        return tuple(plugins)
+
+    def owned(found: Found) -> Found:
+        claimants = claims.get(found.manifest_path, ())
+        if len(claimants) < 2 or recorded(found.origin, found.manifest_path):
+            return found
+        owners = [other for other in claimants if recorded(other.origin, other.manifest_path)]
+        if not owners:
+            return found
+        owner = f"{owners[0].dist} {owners[0].version} ({owners[0].origin})"
+        return _unusable(found, f"a manifest of {found.dist} {found.version}", f"{found.manifest_path} of {owner}")
+
+    return tuple(map(owned, plugins))
 
 
-def _editable_project(origin: str) -> str:
-    """The source folder of an editable install, which its direct_url.json names (PEP 610); "" for any other one."""
-    try:
-        data = read_bytes(f"{origin}/direct_url.json", 65536)
-    except OSError:
-        return ""
-    from urllib.parse import unquote, urlsplit
-
-    from ._canonical import FormatError, loads
-
-    try:
-        found = loads(data)
-        editable, url = found["dir_info"]["editable"], urlsplit(found["url"])
-    except (FormatError, LookupError, TypeError, ValueError, AttributeError):
-        return ""
-    path = unquote(url.path)
-    return _real(path) if editable is True and url.scheme == "file" and os.path.isabs(path) else ""
+def _unusable(found: Found, expected: str, actual: str, hint: str = "") -> Found:
+    decline = Decline("plugin.bad_manifest", found.plugin, expected, actual, hint, found.origin)
+    return found._replace(manifest_path="", manifest=None, problem=decline)
 
 
 def _is_site(directory: str) -> bool:
@@ -366,33 +369,4 @@ def _is_site(directory: str) -> bool:
         known = [*site.getsitepackages(), site.getusersitepackages()]
     except Exception:  # site is absent or cut down in embedded and frozen interpreters
         return False
-    return any(_real(item) == directory for item in known)
-
-
-def _decodes(text: bytes) -> bool:
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _real(path: str) -> str:
-    return os.path.realpath(path)
-
-
-def _here() -> str:
-    """The current directory, or "" if it has been removed."""
-    try:
-        return _real(os.getcwd())
-    except OSError:
-        return ""
-
-
-def read_bytes(path: str, limit: int) -> bytes:
-    """At most ``limit`` bytes of a file. ``open`` costs three times as much, and 1,000 of them are half of a scan."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    try:
-        return os.read(descriptor, limit)
-    finally:
-        os.close(descriptor)
+    return any(real(item) == directory for item in known)

@@ -51,20 +51,22 @@ class CudnnCoreError(Exception):
 class ConfigError(CudnnCoreError):
     """A configuration source is missing, unreadable, malformed or contradictory.
 
-    ``origin`` is ``file:line``, ``env:NAME`` or ``configure()``; ``key`` is the dotted key.
+    ``origin`` is ``file:line``, ``env:NAME`` or ``configure()``; ``key`` is the dotted key, ``text`` the message without both.
     """
 
     def __init__(self, message: str, *, origin: str = "", key: str = "") -> None:
         super().__init__(f"{origin}: {message}" if origin else message)
+        self.text = message.removeprefix(f"{key}: ") if key else message
         self.origin = origin
         self.key = key
 
 
 class ManifestError(CudnnCoreError):
-    """A plugin's manifest or op row is malformed; ``subject`` is the dotted field."""
+    """A plugin's manifest or op row is malformed; ``subject`` is the dotted field, ``text`` the message without it."""
 
     def __init__(self, message: str, *, subject: str = "") -> None:
         super().__init__(f"{subject}: {message}" if subject else message)
+        self.text = message
         self.subject = subject
 
 

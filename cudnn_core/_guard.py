@@ -34,23 +34,33 @@ def attempt(
     call: Callable[[], T],
     passing: tuple[type[BaseException], ...] = (),
 ) -> T:
-    """``call()``. Raises EngineBroken for what it raises, SystemExit and the like included; ``passing`` and KeyboardInterrupt
-    go through."""
+    """``call()``. Raises EngineBroken for what it raises, SystemExit and the like included, and if it changed the graph, which is
+    put right; ``passing`` and KeyboardInterrupt go through."""
+    changed = ""
     try:
-        with build_device(request.device):
-            return call()
+        try:
+            with build_device(request.device):
+                answer = call()
+        finally:
+            changed = request.graph.mend()
+        if changed:
+            raise ProtocolError(f"after it had changed the graph, which other engines share: {changed}")
+        return answer
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if isinstance(error, passing):
+        if isinstance(error, passing) and not changed:
             raise
         if stage == "import" and isinstance(error, EngineBroken):
             raise
         assert entry.spec is not None
-        broken = failure(error, f"{stage}()", entry.spec.factory)
+        broken = failure(error, f"{stage}()", entry.spec.factory, entry.origin)
         decline = broken.decline
         if isinstance(error, ProtocolError):
             decline = Decline("plugin.broken", f"{stage}()", actual=f"{stage} returned {error}")
+        elif changed:
+            text = f"{decline.actual}, after it had changed the graph: {changed}"
+            decline = Decline("plugin.broken", f"{stage}()", actual=text, origin=decline.origin)
         raise EngineBroken(entry.short_id, decline, broken.traceback, stage) from error
 
 

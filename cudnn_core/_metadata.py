@@ -6,8 +6,11 @@ and by the doctor.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from importlib.metadata import Distribution, DistributionFinder, distributions
+from pathlib import Path
 from typing import Any
 
 from ._discovery import ENGINES, Discovery
@@ -47,11 +50,13 @@ def differences(discovery: Discovery) -> list[str]:
     """Plugins that only one of our scan of ``sys.path`` and the standard library finds; what was left out on purpose aside."""
     ours = {(found.plugin, normalise(found.dist)) for found in discovery.plugins}
     left_out = {normalise(item.dist) for item in (*discovery.ignored, *discovery.shadowed)}
-    left_out_places = {item.path for item in discovery.broken}
+    left_out_places = {os.path.realpath(item.path) for item in discovery.broken}
     theirs: set[tuple[str, str]] = set()
-    for dist in distributions():
+    # What the scan found broken is not touched: importlib.metadata would wait for a FIFO, as a path entry or in a dist-info.
+    path = [entry for entry in sys.path if Path(entry).is_dir() or Path(entry).is_file()]
+    for dist in distributions(path=path):
         try:
-            if str(getattr(dist, "_path", "")) in left_out_places:
+            if os.path.realpath(str(getattr(dist, "_path", ""))) in left_out_places:
                 continue
             points = [point.name for point in dist.entry_points if point.group == ENGINES]
             theirs.update((name, normalise(dist.metadata["Name"])) for name in points)

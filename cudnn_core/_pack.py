@@ -2,8 +2,8 @@
 
 ``Layout`` is made once per plan; ``Layout.read`` turns ``{tensor | uid | name: buffer}`` into addresses and checks every
 one: presence, device, data type, shape, strides, alignment, aliasing. Nothing has been written when it raises. A torch
-tensor takes the fast road (attributes compared with objects remembered from the first call), everything else is described by
-``_buffers``. Imported by the plan.
+tensor takes the fast road (attributes compared with objects remembered from the first call), a numpy array one like it,
+everything else is described by ``_buffers``. Imported by the plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._arguments import as_int, as_list, as_number
 from ._bounds import Bounds, Placed
-from ._buffers import describe, encode_scalar
+from ._buffers import array_layout, describe, encode_scalar, same_array
 from ._dims import match_sizes
 from ._engine import Operand, VariantPack
 from ._errors import ExecutionError, GraphError, nearest
@@ -29,7 +29,7 @@ __all__ = ["Layout"]
 _NO_OWNERS: list[object] = []
 _PASSED_LIMIT = 256
 
-_Seen = dict[object, tuple[int, Any, tuple[int, ...], tuple[int, ...] | None]]
+_Seen = dict[object, tuple[int, Any, tuple[Any, ...], tuple[int, ...] | None]]
 _Found = tuple[int, tuple[int, ...], tuple[int, ...]]  # slot, shape and strides in elements
 
 
@@ -76,7 +76,8 @@ class Layout:
         # Whether an int is an address, whatever slot it is for, and all that a call must tell.
         self._addresses = self._fixed and not any(slot.number for slot in self.slots)
         self._aliases = aliases
-        # Per key that named a torch tensor: (slot, torch dtype, shape, strides or None where packed) as accepted. With runtime
+        # Per key that named a torch tensor: (slot, torch dtype, shape, strides or None where packed) as accepted; per key that
+        # named an array: (slot, None, its ``array_layout``, None). With runtime
         # sizes: those of the last call that passed, whole. Then the sizes and the bounds at them, and the addresses that passed
         # the checks: a model's layers share a plan and come with their own weights.
         self._seen: tuple[_Seen, dict[str, int] | None, Bounds | None, dict[tuple[int, ...], Placed]]
@@ -145,12 +146,16 @@ class Layout:
                 except Exception:  # noqa: S110  no tensor, a new key, no memory: the general road says which
                     pass
                 rest.append((key, value))
+        owners = _NO_OWNERS
+        if rest:
+            owners = []
+            rest = [item for item in rest if not self._array(item, seen, pointers, owners)]
         regular = not rest and not overrides and len(values) == len(pointers)
         if regular:
             found = tuple(pointers)
             placed = passed.get(found)
             if placed is not None:
-                return found, placed, _NO_OWNERS
+                return found, placed, owners
         matched = len(pointers) - pointers.count(None)
         # Not so if two keys name one operand, or if a view must not be read as it is.
         sound = matched == len(values) - len(rest) and not any(map(_is_lazy, values.values()))
@@ -159,19 +164,32 @@ class Layout:
             if len(passed) >= _PASSED_LIMIT:
                 passed.clear()
             passed[found] = placed
-            return found, placed, _NO_OWNERS
+            return found, placed, owners
         if not (sound and self._fixed):  # with runtime sizes: what was accepted was accepted at other ones
-            pointers, rest = [None] * len(pointers), list(values.items())
-        return self._read_rest(pointers, rest, overrides)
+            pointers, rest, owners = [None] * len(pointers), list(values.items()), []
+        return self._read_rest(pointers, rest, overrides, [*owners])
+
+    def _array(self, item: tuple[Any, Any], seen: _Seen, pointers: list[Any], owners: list[object]) -> bool:
+        """Take an array with the layout that was accepted under its key before."""
+        try:
+            index, dtype, layout, _ = seen[item[0]]
+            found = same_array(item[1], layout) if dtype is None else None
+        except Exception:  # as above
+            return False
+        if found is None or pointers[index] is not None:
+            return False
+        pointers[index] = found[0]
+        owners.append(found[1])
+        return True
 
     def _read_rest(
         self,
         pointers: list[Any],
         rest: Iterable[tuple[Any, Any]],
         overrides: Mapping[int, Sequence[int]] | None,
+        owners: list[object],
     ) -> tuple[list[int], Placed, list[object]]:
-        """The general road, for what the fast one left."""
-        owners: list[object] = []
+        """The general road, for what the fast ones left."""
         seen: _Seen = {}
         found: list[_Found] = []
         for key, value in rest:
@@ -203,10 +221,19 @@ class Layout:
 
     def _unknown(self, key: Any, value: object) -> None:
         uid = getattr(key, "uid", key)
+        from ._graph._tensor import Tensor
+
         why = self._ignored.get(key) or self._ignored.get(uid)
-        if key is None or why == "unused":
+        foreign = isinstance(key, Tensor) and key not in self._ignored
+        if key is None or (why == "unused" and not foreign):
             return  # as in the frontend, whose programs also pass absent optional tensors as None
         label = getattr(key, "name", None) or repr(uid)
+        if foreign:
+            raise ExecutionError(
+                f"operand {label}: the tensor belongs to another graph, or was added after the plan was made; operands go by"
+                " name and uid too",
+                operand=str(label),
+            )
         if why:
             raise ExecutionError(f"operand {label}: {why}", operand=str(label))
         names = [slot.operand.name for slot in self.slots if slot.operand.name]
@@ -250,6 +277,10 @@ class Layout:
             raw = tuple(value.shape)
             packed = slot.packed and raw == slot.shape and view.elements > 1
             seen[key] = (index, value.dtype, raw, None if packed else tuple(value.stride()))
+        elif want_device == "cpu" and not slot.number and not slot.ragged and view.device_type == "cpu":
+            layout = array_layout(value, writable=slot.operand.role != "input")
+            if layout is not None:
+                seen[key] = (index, None, layout, None)
         return view.address
 
     def _overridden(self, overrides: Any) -> list[tuple[int, tuple[int, ...]]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._arguments import as_number
 from ._bounds import HIGHEST, Placed, lowest_address
-from ._buffers import describe
+from ._buffers import array_layout, describe, same_array
 from ._driver import driver
 from ._engine import CompiledPlan, ExecutionContext, Operand, Runner, VariantPack
 from ._errors import ExecutionError, GraphError, HandleError
@@ -41,9 +41,10 @@ class Plan:
     decision        why this engine, and why no other one
     device          the DeviceInfo that it was built for
     operands        what ``execute`` needs, in canonical order
-    workspace_size  bytes to pass as workspace; the maximum over all sizes. On a GPU it must be aligned to 256, which every
-                    device allocation is; on the CPU, where none is, the size has room for alignment
-    engine_workspace_size  the bytes of it that the engine uses: what every workspace limit is compared with
+    workspace_size  bytes that are enough as workspace; the maximum over all sizes. On a GPU it must be aligned to 256, which
+                    every device allocation is; on the CPU, where none is, the size has room for alignment
+    engine_workspace_size  the bytes of it that the engine uses: what every workspace limit is compared with, and enough on
+                    the CPU too where the buffer is aligned
     artifacts       the compiled kernels of engines that have some
     """
 
@@ -56,6 +57,7 @@ class Plan:
         "_layout",
         "_lowest",
         "_runners",
+        "_scratch",
         "_slack",
         "_token",
         "config",
@@ -95,6 +97,9 @@ class Plan:
         self._token = object()
         self._guarded = device.type == "cuda"
         self._accepted: Handle | None = None
+        self._scratch: tuple[tuple[Any, ...], int] | None = (
+            None  # layout and bytes of the last array that was a workspace
+        )
 
     @property
     def engine(self) -> str:
@@ -131,7 +136,7 @@ class Plan:
         """Run on ``operands``: a pack, or ``{tensor | uid | name: buffer}``.
 
         A buffer is a torch, numpy or DLPack tensor, a Python number (by-value operands) or an address. ``workspace`` is a
-        buffer or an address of at least ``workspace_size`` bytes. ``override_shapes`` gives sizes that bare addresses can't
+        buffer or an address of ``workspace_size`` bytes. ``override_shapes`` gives sizes that bare addresses can't
         tell (uid -> shape). Raises ExecutionError, naming the operand, before anything is written; the engine works on the
         handle's stream.
         """
@@ -246,7 +251,7 @@ class Plan:
             try:  # a torch tensor; whatever is irregular is described, and refused, in general terms
                 address = workspace.data_ptr()
                 plain = (
-                    workspace.nbytes >= self.workspace_size
+                    workspace.nbytes >= self.engine_workspace_size + (-address % WORKSPACE_ALIGN if self._slack else 0)
                     and workspace.is_contiguous()
                     and (workspace.get_device() == self.device.ordinal if self._guarded else workspace.is_cpu)
                 )
@@ -266,9 +271,13 @@ class Plan:
 
     def _described_workspace(self, workspace: Any) -> int:
         """The address of any buffer that is large enough, in one piece, writable and on the plan's device."""
-        need = self.workspace_size
         if workspace is None:
-            raise ExecutionError(f"the plan needs a workspace of {need} bytes", operand="workspace")
+            raise ExecutionError(f"the plan needs a workspace of {self.workspace_size} bytes", operand="workspace")
+        if self._scratch is not None:
+            layout, size = self._scratch
+            found = same_array(workspace, layout)
+            if found is not None and size >= self.engine_workspace_size + (-found[0] % WORKSPACE_ALIGN):
+                return found[0]
         number = as_number(workspace)
         if type(number) is int:
             return number
@@ -283,8 +292,13 @@ class Plan:
             what = "read-only" if view.readonly else "not contiguous"
             raise ExecutionError(f"the workspace is {what}", operand="workspace")
         size = extent_bytes(view.dtype, view.shape, view.stride)
-        if size < need:
-            raise ExecutionError(f"the workspace has {size} bytes, the plan needs {need}", operand="workspace")
+        need = self.engine_workspace_size
+        lost = -view.address % WORKSPACE_ALIGN if self._slack else 0
+        if size < need + lost:
+            where = f" at an address aligned to {WORKSPACE_ALIGN}, {need + lost} at {view.address:#x}" if lost else ""
+            raise ExecutionError(f"the workspace has {size} bytes, the plan needs {need}{where}", operand="workspace")
+        known = None if self._guarded else array_layout(workspace, writable=True)
+        self._scratch = None if known is None else (known, size)
         return view.address
 
     def _guard(self) -> None:

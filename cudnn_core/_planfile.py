@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ._graph._graph import Graph
     from ._handle import Handle
     from ._plan import Plan
+    from ._registry import Registry
 
 __all__ = ["load", "load_bytes", "save", "to_bytes"]
 
@@ -207,8 +208,7 @@ def _compiled(
     except BuildError:
         raise
     except CudnnCoreError as error:
-        hint = f": pip install {header['dist']}" if header["dist"] else ""
-        raise BuildError(f"the plan needs engine {name}{hint} ({error})") from error
+        raise BuildError(_unavailable(header, error, registry)) from error
     if dict(config.knobs) != header["knobs"]:
         raise BuildError(f"engine {name} has other knobs than the plan: {dict(config.knobs)}, not {header['knobs']}")
     _check_decision(decision, header)
@@ -233,6 +233,23 @@ def _compiled(
         why = "trust=True is needed for native payloads" if parts and load_plan else "the plan has no compiled payloads"
         raise BuildError(f"enforce_precompiled: {why}")
     return build_config(request, entry, config), config
+
+
+def _unavailable(header: Mapping[str, Any], error: CudnnCoreError, registry: Registry) -> str:
+    """Why the engine of a plan can't be used here, and what helps: that depends on what is here instead."""
+    from ._snapshot import EngineLookupError
+
+    name, dist = header["engine"], header["dist"]
+    if isinstance(error, EngineLookupError) and error.kind == "not_installed":
+        return f"the plan needs engine {name}" + (f": pip install {dist}" if dist else "") + f" ({error})"
+    text = f"the plan needs engine {name} as it was when the plan was saved: {error}"
+    if isinstance(error, EngineLookupError) and error.kind == "unavailable":
+        text = f"the plan needs an engine that can't be used: {error}"
+    here = {f"{item.dist} {item.version}" for item in registry.plugins if item.plugin == name.partition(":")[0]}
+    made = f"{dist} {header['version']}"
+    if dist and here and here != {made}:
+        text += f"; the plan was made with {made}, installed is {', '.join(sorted(here))}"
+    return text
 
 
 def _device(saved: Mapping[str, Any], handle: Handle | None) -> DeviceInfo:

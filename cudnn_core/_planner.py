@@ -13,12 +13,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._arguments import as_int, as_mapping
 from ._building import build_config, finish
-from ._candidates import Filters, Request, collect, is_strict, matching_rules, notes_of, pin_rule, variant_declines
+from ._candidates import (
+    Filters,
+    Request,
+    collect,
+    is_strict,
+    matching_rules,
+    not_buildable,
+    notes_of,
+    pin_rule,
+    variant_declines,
+)
 from ._decision import Decision, EngineDecision, nearest_decline, nearest_miss
 from ._declines import Decline
 from ._engine import PlanConfig
 from ._errors import BuildError, ExecutionError, GraphError, NoEngineError
 from ._ops._table import lookup
+from ._pins import passed_over, refusal
 from ._ranking import Candidate, Ranked, member_id, rank
 
 if TYPE_CHECKING:
@@ -36,6 +47,7 @@ _log = logging.getLogger("cudnn_core")
 _NO_FILTERS = Filters()
 # Values of the configuration that change where messages and files go, and no decision.
 _NOT_DECIDING = ("log", "cache_dir")
+PINNED = -1  # the place of a pinned engine: before every order rule
 
 
 class Entry(NamedTuple):
@@ -90,7 +102,8 @@ class Survey:
         """NoEngineError if nothing can run the graph, or a strict pin can't be honoured."""
         if not self.entries:
             decision = self.decision()
-            raise NoEngineError(nearest_miss(decision), decision)
+            pinned = refusal(self.request, decision.engines) if self.request is not None else ""
+            raise NoEngineError(pinned + nearest_miss(decision), decision)
 
     def pin(self, engine_id: str, knobs: Mapping[str, Any] | None) -> int:
         """The index of the entry of ``plugin:engine[@revision][/variant]`` with ``knobs``, added if it is not in the list.
@@ -135,7 +148,12 @@ class Survey:
             (i for i, r in enumerate(self.ranked) if chosen is not None and r.candidate.config.engine == chosen.engine),
             None,
         )
-        rows += [self._row(place, won) for place in range(len(self.ranked))]
+        for place, item in enumerate(self.ranked):
+            row = self._row(place, won)
+            notes = not_buildable(request, item.candidate.entry.spec)
+            if place == won and not any(item.order_index == -1 for item in self.ranked):
+                notes += passed_over(request, row.id)
+            rows.append(row._replace(reasons=(*row.reasons, *notes)))
         config = [(v.key, v.value, v.origin) for v in request.config.values if v.key not in _NOT_DECIDING]
         config += [(f"hint.{name}", size, "hint") for name, size in request.sizes.items()]
         return Decision(
@@ -170,17 +188,21 @@ class Survey:
                 "config.pinned_elsewhere", entry.short_id, expected=winner.id, hint="the call names the plan"
             )
         else:
-            reason = _slower(item, winner)
+            assert self.request is not None
+            reason = _slower(item, winner, self.request)
         return row._replace(state="outranked", reasons=(reason,))
 
     def _declines(self, entry: Entry) -> list[Decline]:
         return [*self.filters.excludes(entry), *self.filters.declines(entry.notes, entry.workspace)]
 
 
-def _slower(item: Ranked, winner: Ranked) -> Decline:
+def _slower(item: Ranked, winner: Ranked, request: Request) -> Decline:
     """Which term of the ranking put ``item`` behind ``winner``."""
     if item.order_index != winner.order_index:
-        return Decline("rank.slower", "order", expected=winner.id, hint="an order or pin rule prefers it")
+        rule = pin_rule(request) if winner.order_index == PINNED else None
+        origin = rule.origin if rule is not None else request.config.origin("engines.order")
+        hint = "a rule pins it" if rule is not None else "engines.order prefers it"
+        return Decline("rank.slower", "order", expected=winner.id, hint=hint, origin=origin)
     mine, best = item.candidate.entry.spec, winner.candidate.entry.spec
     if mine.tier != best.tier:
         return Decline("rank.slower", "tier", expected=best.tier, actual=mine.tier)
@@ -254,16 +276,16 @@ def _rank(request: Request, fixed: FrozenGraph, candidates: list[Candidate]) -> 
     from ._roofline import graph_cost, roofline_us
 
     roofline = roofline_us(fixed.facts(graph_cost), request.device)
-    record = tuning_record(request.graph.key, request.device) if len(candidates) > 1 else None
+    record = tuning_record(request.graph.key, request.device)
     ranked = rank(
         candidates, request.config, request.device, roofline=roofline, record=record, sizes=dict(request.sizes)
     )
     rule = pin_rule(request)
     if rule is not None:
         pinned = [item for item in ranked if rule.pins(_member(item))]
-        ranked = [*(item._replace(order_index=-1) for item in pinned), *(i for i in ranked if i not in pinned)]
-        if not any(item.order_index == -1 for item in ranked) and not is_strict(request, rule):
-            _log.info("rule %s pins %s, which can't run the graph: ranking goes on", rule.origin, rule.use)
+        ranked = [*(item._replace(order_index=PINNED) for item in pinned), *(i for i in ranked if i not in pinned)]
+        if not any(item.order_index == PINNED for item in ranked) and not is_strict(request, rule):
+            _log.warning("the rule at %s pins %s, which can't run the graph: ranking goes on", rule.origin, rule.use)
     return ranked
 
 

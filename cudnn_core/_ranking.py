@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+import stat
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -131,6 +132,8 @@ def calibration_error(package_dir: Path | str | None, name: str, device: DeviceI
         if not path.resolve(strict=True).is_relative_to(Path(package_dir).resolve(strict=True)):
             raise FormatError("lies outside the plugin's package")
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError("is not a regular file")
         table = _read_calibration(path, status.st_mtime_ns, status.st_size)
     except (OSError, FormatError) as error:
         logging.getLogger("cudnn_core").warning("calibration file %s ignored: %s", path, error)

@@ -6,17 +6,26 @@ under a lock that other plugins or readers need would deadlock with Python's imp
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ._declines import Decline
-from ._discovery import Found, read_bytes
+from ._discovery import Found
 from ._errors import CudnnCoreError, ManifestError
 from ._hooks import HookResult, PluginHooks, Registrar, describe, short_repr
 from ._locks import ForkLock
 from ._manifest import EngineSpec, Manifest, api_decline, from_document, load
+from ._origin import read_bytes
 
 __all__ = ["Cell", "EngineBroken", "PluginRecord", "failure", "import_object", "record_of"]
+
+# Frames that no plugin wrote: the core's and the import machinery's.
+_NOT_PLUGINS = (
+    __file__[: -len("_records.py")],
+    importlib.import_module.__code__.co_filename,
+    "<frozen importlib",
+)
 
 
 class EngineBroken(CudnnCoreError):  # noqa: N818  says what happened to the engine, as the states do
@@ -73,6 +82,11 @@ class PluginRecord:
     def __repr__(self) -> str:
         return f"<plugin {self.found.plugin} of {self.found.dist} {self.found.version}>"
 
+    @property
+    def where(self) -> str:
+        """The file that names the plugin's code: its manifest, or what stands for it."""
+        return self.found.manifest_path or self.found.origin
+
     def cell(self, what: str) -> Cell:
         """The cell of ``engine:NAME``, ``op:NAME`` or ``module:NAME``."""
         return self._cells.setdefault(what, Cell())
@@ -109,9 +123,7 @@ class PluginRecord:
 
     def module(self, name: str) -> Any:
         """Module ``name`` of the plugin."""
-        from importlib import import_module
-
-        return self._once(f"module:{name}", name, f"{name}:", lambda: import_module(name))
+        return self._once(f"module:{name}", name, f"{name}:", lambda: importlib.import_module(name))
 
     def computed(self) -> tuple[EngineSpec, ...]:
         """Engines that the plugin's hooks registered; runs the hooks once. Empty for a hook that asks while it runs."""
@@ -145,7 +157,7 @@ class PluginRecord:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and the like are a plugin's failure too
-            declines = [failure(error, f"{self.found.plugin}: hooks", "").decline]
+            declines = [failure(error, f"{self.found.plugin}: hooks", "", self.where).decline]
         registrar = Registrar(self.found.plugin)
         if not declines:
             raised = [r.error for r in self.call_hooks("cudnn_core_register", registrar=registrar) if r.error]
@@ -170,7 +182,7 @@ class PluginRecord:
                     except KeyboardInterrupt:
                         raise
                     except BaseException as error:  # SystemExit and the like are a plugin's failure too
-                        cell.failure = failure(error, subject, factory)
+                        cell.failure = failure(error, subject, factory, self.where)
                         _warn("%s (the plugin is left out until the registry is refreshed)", cell.failure)
         if cell.failure is not None:
             raise cell.failure
@@ -193,18 +205,26 @@ def record_of(found: Found) -> PluginRecord:
             raise ManifestError(f"{manifest.plugin!r} is not the entry point's name {found.plugin!r}", subject="plugin")
     except (OSError, ManifestError) as error:
         subject = error.subject if isinstance(error, ManifestError) else ""
-        reason = Decline("plugin.bad_manifest", subject or found.plugin, actual=str(error), origin=found.manifest_path)
+        text = error.text if isinstance(error, ManifestError) else str(error)
+        reason = Decline("plugin.bad_manifest", subject or found.plugin, actual=text, origin=found.manifest_path)
         return PluginRecord(found, None, reason)
     return PluginRecord(found, manifest)
 
 
-def failure(error: BaseException, subject: str, factory: str) -> EngineBroken:
-    """``error``, raised by plugin code, as data: ``dep.import_failed`` for an import of something else, else ``broken``."""
+def failure(error: BaseException, subject: str, factory: str, where: str = "") -> EngineBroken:
+    """``error``, raised by plugin code, as data: ``dep.import_failed`` for an import of something else, else ``broken``.
+
+    Its origin is the last line of the traceback that is not the core's, or ``where`` (the file that names the code) if
+    there is none: a name that the code lacks, a constructor with other parameters.
+    """
     import traceback
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    frames = traceback.extract_tb(error.__traceback__)
-    origin = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    lines = [f"{name}:{line}" for name, line in frames if not name.startswith(_NOT_PLUGINS)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append(f"{error.filename}:{error.lineno}")
+    origin = lines[-1] if lines else where
     missing = error.name or "" if isinstance(error, ImportError) else ""
     own = factory.partition(":")[0]
     if isinstance(error, ImportError) and not (missing and f"{own}.".startswith(f"{missing}.")):
@@ -230,10 +250,8 @@ def _chain(error: BaseException) -> str:
 
 def import_object(path: str) -> Any:
     """What ``package.module:attribute.path`` names."""
-    from importlib import import_module
-
     module, _, attributes = path.partition(":")
-    value: Any = import_module(module)
+    value: Any = importlib.import_module(module)
     for attribute in attributes.split("."):
         value = getattr(value, attribute)
     return value

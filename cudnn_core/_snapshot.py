@@ -320,7 +320,7 @@ class Registry:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # as for engines
-            raise failure(error, f"executor {name}", point.value) from error
+            raise failure(error, f"executor {name}", point.value, point.origin) from error
 
     def call_hooks(self, name: str, **arguments: Any) -> list[HookResult]:
         """Hook ``name`` of every usable plugin; see ``_hooks.call_isolated``."""
@@ -349,7 +349,7 @@ def _plugin_state(
     if len(rivals) > 1:
         chosen = config.resolve.get(plugin)
         if chosen is None or normalise(chosen) != normalise(record.found.dist):
-            hint = f'choose one: [plugins.resolve] {plugin} = "{rivals[0].found.dist}"'
+            hint = f'uninstall one, or name the distribution that you trust: [plugins.resolve] {plugin} = "..."'
             if chosen is not None:
                 hint = f"the configuration resolves {plugin} to {chosen}"
             quarantine.append(Decline("plugin.conflict", plugin, "one distribution", _names(rivals), hint))

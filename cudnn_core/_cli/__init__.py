@@ -12,7 +12,7 @@ Exit codes, the same for every verb:
    plugin, device or the reference engine is missing (DriverError, HandleError), a file can't be written, or the command
    itself broke (a traceback follows)
 
-With ``--json`` standard output holds one JSON document and nothing else; an error is ``{"schema": 1, "error": {"exit",
+With ``--json`` standard output holds one JSON document and nothing else, whatever plugins print; an error is ``{"schema": 1, "error": {"exit",
 "type", "message"}}``. Messages, progress and logs go to standard error. Verbs are imported when they run: a cold
 ``cudnn-core engines`` must stay near the cost of the registry.
 """
@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ._output import Failure, UsageProblem, fail
+from ._output import Failure, UsageProblem, documents_only, fail
 
 __all__ = ["main"]
 
@@ -34,7 +34,17 @@ OK, FINDINGS, USAGE, ENVIRONMENT = 0, 1, 2, 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's); returns the exit code."""
     arguments, rest = _split(list(sys.argv[1:] if argv is None else argv))
-    as_json = "--json" in arguments
+    try:
+        if "--json" not in arguments:
+            return _perform(arguments, rest, False)
+        with documents_only():
+            return _perform(arguments, rest, True)
+    except BrokenPipeError:  # the reader of a pipe has gone; so that the interpreter's last flush stays silent
+        sys.stdout = open("/dev/null", "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        return 141
+
+
+def _perform(arguments: list[str], rest: list[str] | None, as_json: bool) -> int:
     from ._parser import parse
 
     try:
@@ -52,9 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("cudnn-core: interrupted", file=sys.stderr)
             return 130
-        except BrokenPipeError:  # the reader of a pipe has gone; so that the interpreter's last flush stays silent
-            sys.stdout = open("/dev/null", "w", encoding="utf-8")  # noqa: PTH123, SIM115
-            return 141
+        except BrokenPipeError:
+            raise
         except Exception as error:
             code = exit_code(error)
             if code is None:

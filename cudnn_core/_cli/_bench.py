@@ -136,4 +136,5 @@ def _row(timing: Timing, best: float | None) -> tuple[str, ...]:
     if timing.us is None:
         return (timing.id, "-", "", "", "", f"failed: {timing.failure}")
     ratio = f"{timing.us / best:.2f}x" if best else ""
-    return (timing.id, f"{timing.us:.4g} us", f"{timing.spread:.1%}", str(len(timing.samples_us)), ratio, "")
+    spread = f"{timing.spread:.1%}" if len(timing.samples_us) > 1 else "-"
+    return (timing.id, f"{timing.us:.4g} us", spread, str(len(timing.samples_us)), ratio, "")

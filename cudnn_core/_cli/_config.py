@@ -62,8 +62,7 @@ def findings() -> list[Finding]:
     try:
         return check_config(current(), current_registry(enforce=False)) + found
     except ConfigError as error:
-        text = str(error).removeprefix(f"{error.origin}: ")
-        return [Finding("error", error.key, text, error.origin), *found]
+        return [Finding("error", error.key, error.text, error.origin), *found]
 
 
 def show(options: Any) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ._output import aligned, emit_json
 
 if TYPE_CHECKING:
-    from .._registry import EngineEntry
+    from .._registry import EngineEntry, Registry
 
 __all__ = ["engines"]
 
@@ -25,13 +25,18 @@ def engines(options: Any) -> int:
     if options.json:
         emit_json({"schema": 1, "engines": [_facts(entry) for entry in entries]})
     else:
-        print(_table(entries, options.verbose) if entries else _nothing(options.pattern))
+        print(_table(entries, options.verbose) if entries else _nothing(options.pattern, current()))
     return 0 if entries else 1
 
 
-def _nothing(pattern: str) -> str:
+def _nothing(pattern: str, registry: Registry) -> str:
     if pattern != "*":
-        return f"no installed engine matches {pattern}"
+        from .._errors import nearest
+
+        if any(plugin.plugin == pattern for plugin in registry.plugins):
+            return f'no installed engine matches {pattern}: that is a plugin, whose engines are "{pattern}:*"'
+        names = [name for entry in registry.engines for name in (entry.short_id, entry.id)]
+        return f"no installed engine matches {pattern}{nearest(pattern, names)}"
     from .._decision_text import PIP_LINE
 
     return f"no engine is installed: {PIP_LINE}"
@@ -78,10 +83,11 @@ def _table(entries: list[EngineEntry], verbose: bool) -> str:
         text = str(reasons[0]) if reasons else ""
         if len(reasons) > 1:
             text += f" +{len(reasons) - 1} more"
-        rows.append(
-            [entry.id, entry.state, f"{entry.dist} {entry.version}", " ".join(where), anchors, ", ".join(kind), text]
-        )
-    lines = aligned(rows, ("engine", "state", "distribution", "devices", "ops", "kind", "reason")).splitlines()
+        notes = ", ".join(sorted(spec.notes)) if spec else ""
+        dist = f"{entry.dist} {entry.version}"
+        rows.append([entry.id, entry.state, dist, " ".join(where), anchors, ", ".join(kind), notes, text])
+    header = ("engine", "state", "distribution", "devices", "ops", "kind", "notes", "reason")
+    lines = aligned(rows, header).splitlines()
     if not verbose:
         return "\n".join(lines)
     detailed = lines[:1]
@@ -90,5 +96,4 @@ def _table(entries: list[EngineEntry], verbose: bool) -> str:
         if entry.spec is not None:
             knobs = [f"{knob.name} = {knob.default}" for knob in entry.spec.knobs.values()]
             detailed += [f"    knobs: {', '.join(knobs)}"] * bool(knobs)
-            detailed += [f"    notes: {', '.join(sorted(entry.spec.notes))}"] * bool(entry.spec.notes)
     return "\n".join(detailed)

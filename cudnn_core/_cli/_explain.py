@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._load import device_named, load_graph, read_text, sizes_named, write_text
-from ._output import UsageProblem, emit_json
+from ._output import UsageProblem, emit, emit_json
 
 if TYPE_CHECKING:
     from .._decision import Decision
@@ -15,10 +15,12 @@ __all__ = ["explain"]
 
 
 def explain(options: Any) -> int:
+    from .._decision import same_device
+
     graph = load_graph(options.graph)
     saved = _saved(options.replay) if options.replay else None
     device = device_named(options.device)
-    if saved is not None and options.device is None and saved.device != device.to_dict():
+    if saved is not None and options.device is None and not same_device(saved.device, device.to_dict()):
         device = _recorded(saved)
     decision = graph.explain(device=device, hint=sizes_named(graph, device, options.size))
     if options.save:
@@ -26,13 +28,13 @@ def explain(options: Any) -> int:
     if saved is not None:
         return _compare(saved, decision, options)
     if options.json:
-        print(decision.to_json())
+        emit(decision.to_json())
     else:
         print(decision.table(options.verbose))
         if decision.selected is None:
             from .._decision import nearest_miss
 
-            print(f"\n{nearest_miss(decision)}")
+            print(f"\n{nearest_miss(decision, options.verbose)}")
     return 0 if decision.selected is not None else 1
 
 

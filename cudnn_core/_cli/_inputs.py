@@ -14,7 +14,7 @@ from .._dtypes import bits, is_float
 from .._errors import ExecutionError
 from .._slot import extent_bytes
 from ..testing._codec import code_dtype, decode, encode
-from ._output import EnvironmentProblem, UsageProblem
+from ._output import EnvironmentProblem, UsageProblem, note
 
 if TYPE_CHECKING:
     from .._graph._frozen import FrozenGraph, FrozenNode, FrozenTensor
@@ -70,15 +70,36 @@ def make_inputs(graph: FrozenGraph, seed: int, arrays: Mapping[str, Any] | None 
 
 def load_arrays(name: str) -> dict[str, Any]:
     """The arrays of an .npz file; pickled objects are refused."""
+    import zipfile
+
     import numpy as np
 
     try:
-        with Path(name).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, TypeError) as error:
-        raise UsageProblem(f"inputs {name}: {error}") from None
+        with Path(name).open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise UsageProblem(f"inputs {name}: not an .npz file (numpy.savez writes one)")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                return {key: _without_objects(name, key, archive) for key in archive.files}
+    except UsageProblem:
+        raise
+    except OSError as error:
+        raise UsageProblem(f"inputs {name}: {error.strerror or error}") from None
     except Exception as error:  # zipfile.BadZipFile, zlib.error: whatever a damaged archive raises
-        raise UsageProblem(f"inputs {name}: {type(error).__name__}: {error}") from None
+        raise UsageProblem(f"inputs {name}: a damaged archive: {type(error).__name__}: {error}") from None
+
+
+def _without_objects(name: str, key: str, archive: Any) -> Array:
+    """One array of an archive. numpy's own advice for one of Python objects is to unpickle it, which runs code."""
+    try:
+        found = archive[key]
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise UsageProblem(f"inputs {name}: {key} holds Python objects, which are never loaded") from None
+        raise
+    if not hasattr(found, "dtype"):
+        raise UsageProblem(f"inputs {name}: {key} is not an array")
+    return found
 
 
 def sizes_from_arrays(graph: FrozenGraph, arrays: Mapping[str, Any]) -> dict[str, int]:
@@ -141,8 +162,17 @@ def _codes(tensor: FrozenTensor, array: Array, label: str) -> Array:
     if array.dtype == width and is_float(dtype) and dtype not in ("float64", "float32", "float16"):
         return np.ascontiguousarray(array)  # bfloat16 as uint16, fp8 as uint8: numpy has no other way to say it
     if is_float(dtype) == (array.dtype.kind == "f"):
-        return encode(array, dtype)
+        codes = encode(array, dtype)
+        if array.dtype.kind == "f" and not _same_values(array, decode(codes, dtype)):
+            note(f"inputs: {label} is {array.dtype} and was rounded to {dtype}")
+        return codes
     raise UsageProblem(f"inputs: {label} has the type {array.dtype}, the graph says {dtype}")
+
+
+def _same_values(given: Array, kept: Array) -> bool:
+    import numpy as np
+
+    return bool(np.array_equal(given.astype("float64").ravel(), kept.astype("float64").ravel(), equal_nan=True))
 
 
 def _place(tensor: FrozenTensor, codes: Array) -> Array:

@@ -5,11 +5,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["EnvironmentProblem", "Failure", "Progress", "UsageProblem", "aligned", "emit_json", "fail", "note"]
+__all__ = [
+    "EnvironmentProblem",
+    "Failure",
+    "Progress",
+    "UsageProblem",
+    "aligned",
+    "documents_only",
+    "emit",
+    "emit_json",
+    "fail",
+    "note",
+]
+
+_documents: list[str] | None = None  # what `emit` was given inside `documents_only`
 
 
 class Failure(Exception):  # noqa: N818  the kinds below are named after what is wrong
@@ -40,7 +55,46 @@ def emit_json(document: Mapping[str, Any]) -> None:
 
     from .._canonical import plain
 
-    print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+    emit(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def emit(text: str) -> None:
+    """A result, for standard output."""
+    if _documents is None:
+        print(text)
+    else:
+        _documents.append(text)
+
+
+@contextlib.contextmanager
+def documents_only() -> Iterator[None]:
+    """In the block only ``emit`` reaches standard output, when the block ends; everything else goes to standard error.
+
+    Plugins may print, and so may the libraries and child processes that they use: the file descriptor is redirected too.
+    """
+    global _documents
+    out, before, saved = sys.stdout, _documents, None
+    emitted: list[str] = []
+    _documents = emitted
+    try:
+        out.flush()
+        descriptor = out.fileno()
+        saved = os.dup(descriptor)
+        os.dup2(2, descriptor)
+    except (OSError, ValueError, AttributeError):  # standard output is no file, or standard error is closed
+        descriptor = -1
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _documents = before
+        if saved is not None:
+            out.flush()
+            if descriptor >= 0:
+                os.dup2(saved, descriptor)
+            os.close(saved)
+        for text in emitted:
+            print(text)
 
 
 def note(message: str) -> None:

@@ -106,7 +106,11 @@ def _explain(verbs: Any) -> None:
 def _run(verbs: Any) -> None:
     verb = _verb(verbs, "run", "_run:run", "run a graph and check its outputs against the reference")
     _graph_arguments(verb)
-    verb.add_argument("--inputs", metavar="FILE", help=".npz with an array for each input, by name or uid")
+    verb.add_argument(
+        "--inputs",
+        metavar="FILE",
+        help=".npz with an array for each input, by name or uid; one of another float type is rounded, with a note",
+    )
     verb.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
     verb.add_argument("--executor", metavar="NAME", help="run the plan's artifacts with an installed executor")
     verb.add_argument("--outputs", metavar="FILE", help="write the outputs to this .npz file")
@@ -118,7 +122,11 @@ def _bench(verbs: Any) -> None:
     verb.add_argument("--repeats", type=_positive, default=20, help="timings for each engine and config (default: 20)")
     verb.add_argument("--warmup", type=_positive, default=3, help="untimed runs before them (default: 3)")
     verb.add_argument(
-        "--time-limit", type=float, default=60.0, metavar="S", help="seconds for the whole sweep (default: 60)"
+        "--time-limit",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds for the timings, without builds (default: 60)",
     )
     verb.add_argument("--engine", metavar="GLOB", help="only these engines; such a run writes no record")
     verb.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")

@@ -30,6 +30,7 @@ def versions(options: Any) -> Iterator[Line]:
 def metadata(options: Any) -> Iterator[Line]:
     """Distributions whose metadata can't be used, that hide each other, or that lie in the current directory."""
     from .._discovery import scan
+    from .._metadata import differences
 
     found = scan(thorough=True)
     for broken in found.broken:
@@ -41,24 +42,11 @@ def metadata(options: Any) -> Iterator[Line]:
         yield Line("metadata", "info", f"{skipped.dist} {skipped.version} at {skipped.path}", why)
     if not found.broken:
         yield Line("metadata", "ok", f"{len(found.dists)} distributions", "all readable")
-    yield from _against_importlib(found)
-
-
-def _against_importlib(found: Any) -> Iterator[Line]:
-    """The fast scan and ``importlib.metadata`` must see the same plugins."""
-    from importlib.metadata import entry_points
-
-    from .._discovery import ENGINES
-    from .._versions import normalise
-
-    ours = {(plugin.plugin, normalise(plugin.dist)) for plugin in found.plugins}
-    theirs = {(point.name, normalise(point.dist.name if point.dist else "")) for point in entry_points(group=ENGINES)}
-    left_out = {normalise(skipped.dist) for skipped in (*found.ignored, *found.shadowed)}
-    for plugin, dist in sorted(ours ^ theirs):
-        if dist not in left_out:
-            who = "importlib.metadata" if (plugin, dist) in theirs else "the scan of cudnn-core"
-            yield Line("metadata", "problem", f"{plugin} of {dist}", f"only {who} finds it")
-    yield Line("metadata", "ok", f"{len(ours)} plugins", "importlib.metadata agrees" if ours == theirs else "")
+    differing = differences(found)  # the fast scan and importlib.metadata must see the same plugins
+    for difference in differing:
+        yield Line("metadata", "problem", "plugins", difference)
+    if not differing:
+        yield Line("metadata", "ok", f"{len(found.plugins)} plugins", "importlib.metadata agrees")
 
 
 def plugins(options: Any) -> Iterator[Line]:

@@ -81,9 +81,14 @@ class Config(NamedTuple):
             tables.setdefault(setting.engine, {})[setting.knob] = setting.value
         return MappingProxyType({engine: MappingProxyType(table) for engine, table in tables.items()})
 
-    def origin(self, key: str) -> str:
-        """Where the value of a dotted key (``engines.max_workspace``) was set, or ``built-in``."""
-        return next((value.origin for value in self.values if value.key == key), "built-in")
+    def origin(self, key: str, item: object = None) -> str:
+        """Where the value of a dotted key (``engines.max_workspace``) was set, or ``built-in``.
+
+        Layers add to some lists (``engines.require``): ``item`` is the member of such a list that is asked about.
+        """
+        return next(
+            (value.origin for value in self.values if value.key == key and item in (None, value.value)), "built-in"
+        )
 
     def plugin_declines(self, plugin: str) -> list[Decline]:
         """Why the plugin may not take part: every reason, or nothing."""

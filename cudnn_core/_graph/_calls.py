@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .._arguments import as_int, as_list, as_name
 from .._dims import dims_of, evaluate, match_sizes
 from .._enums import FrontendEnum, as_member
-from .._errors import BuildError, ExecutionError, GraphTypeError
+from .._errors import BuildError, ExecutionError, GraphTypeError, nearest
 
 if TYPE_CHECKING:
     from .._handle import Handle
     from .._plan import Plan
 
-__all__ = ["deserialize_arguments", "names", "note_names", "ordered", "overrides"]
+__all__ = ["deserialize_arguments", "names", "note_names", "ordered", "overrides", "unknown_engines"]
 
 E = TypeVar("E", bound=FrontendEnum)
 
@@ -27,6 +27,22 @@ def names(values: Any, where: str) -> list[str]:
     return found
 
 
+def unknown_engines(patterns: Iterable[str]) -> list[str]:
+    """What is wrong with names and globs that cover no engine. One of a plugin whose manifest is unusable may be right."""
+    from .._candidates import names_engine
+    from .._registry import current
+
+    engines = current().engines
+    opaque = {engine.plugin for engine in engines if engine.spec is None}
+    known = [*(engine.short_id for engine in engines), *(f"{engine.plugin}:*" for engine in engines)]
+    return [
+        f"deselect_engines: {pattern!r} covers no installed engine{nearest(pattern, known)};"
+        " it takes whole names (plugin:engine) and globs"
+        for pattern in patterns
+        if pattern.partition(":")[0] not in opaque and not any(names_engine(pattern, engine) for engine in engines)
+    ]
+
+
 def note_names(kind: type[E], values: Any, where: str) -> list[str]:
     """A list of notes, as their names."""
     return [str(as_member(kind, value)) for value in as_list(values, where)]
@@ -34,8 +50,6 @@ def note_names(kind: type[E], values: Any, where: str) -> list[str]:
 
 def ordered(buffers: Any, uids: Any) -> dict[int, Any]:
     """``{uid: buffer}`` of a sequence of buffers and their uids."""
-    if isinstance(buffers, Mapping):
-        raise ExecutionError("with tensor_uids the operands are a sequence of buffers, not a mapping")
     kinds = (tuple, list)
     if type(uids) in kinds and type(buffers) in kinds and len(uids) == len(buffers):
         try:  # execution: the plan looks every key up anyway
@@ -44,6 +58,8 @@ def ordered(buffers: Any, uids: Any) -> dict[int, Any]:
                 return mapping
         except TypeError:
             pass
+    if isinstance(buffers, Mapping):
+        raise ExecutionError("with tensor_uids the operands are a sequence of buffers, not a mapping")
     listed = as_list(buffers, "the operands with tensor_uids")
     keys = [as_int(uid, f"tensor_uids[{index}]") for index, uid in enumerate(as_list(uids, "tensor_uids"))]
     if len(listed) != len(keys):

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from .._dims import Dim, Extent, dims_of, evaluate, match_sizes
+from .._dims import Dim, Extent, Product, dims_of, evaluate, match_sizes
 from .._dtypes import data_type
 from .._engine import Operand
+from ._seal import Seal
 
 __all__ = ["FrozenGraph", "FrozenNode", "FrozenTensor"]
 
@@ -110,11 +111,24 @@ class FrozenGraph:
     operands: tuple[Operand, ...] = field(init=False)
     dims: Mapping[str, Dim] = field(init=False)
     _facts: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict)
+    _seal: Seal = field(init=False)
 
     def __post_init__(self) -> None:
         dims = {dim.name: dim for tensor in self.tensors for dim in dims_of(tensor.dim + tensor.stride)}
         object.__setattr__(self, "dims", MappingProxyType(dims))
         object.__setattr__(self, "operands", tuple(_operand(tensor) for tensor in operand_tensors(self.tensors)))
+        sizes = {
+            id(size): size for tensor in self.tensors for size in tensor.dim + tensor.stride if type(size) is not int
+        }
+        parts = (*dims.values(), *(size for size in sizes.values() if isinstance(size, Product)))
+        object.__setattr__(self, "_seal", Seal(self, (*self.tensors, *self.nodes, *parts)))
+
+    def mend(self) -> str:
+        """Undo what an engine did to the graph, and say where: "" if nothing, as it must be."""
+        changed = self._seal.mend(self)
+        if changed:
+            self._facts.clear()  # some may have been computed from what was changed
+        return changed
 
     def __repr__(self) -> str:
         ops = ", ".join(node.op for node in self.nodes)

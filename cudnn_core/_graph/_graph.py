@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .. import _buffers
 from .._arguments import as_int, as_name, as_number
 from .._dtypes import as_dtype, data_type
 from .._enums import as_member, cuda_graph_retention, scalar_type, tensor_reordering
-from .._errors import GraphError, GraphTypeError
-from .._ops._table import lookup_builder
+from .._errors import GraphError, GraphTypeError, nearest
+from .._ops._table import lookup_builder, plugin_ops
 from ._builders import call_builder, install
 from ._classic import ClassicSequence
 from ._constants import constant_dtype
@@ -104,7 +105,7 @@ class Graph(ClassicSequence, WrapperForm):
         except GraphError as error:
             raise AttributeError(str(error)) from None
         if row is None:
-            raise AttributeError(f"Graph has no attribute or op builder {method!r}")
+            raise AttributeError(f"Graph has no attribute or op builder {method!r}{_nearest_name(method)}")
 
         def build(*args: Any, **kwargs: Any) -> Any:
             return call_builder(self, method, row, args, kwargs)
@@ -307,7 +308,9 @@ class Graph(ClassicSequence, WrapperForm):
             tensor._uid_assigned = True
             return
         if holder is not None and holder._uid_assigned:
-            raise GraphError(f"tensor {tensor.label}: uid {uid} belongs to tensor {holder.label}")
+            who = f"tensor {tensor.name!r}" if tensor.name else "a tensor"
+            other = f"tensor {holder.name!r}" if holder.name else "another tensor"
+            raise GraphError(f"{who} can't have uid {uid}: it belongs to {other}")
         mine = tensor.uid
         registered = self._tensors.get(mine) is tensor
         if registered:
@@ -374,4 +377,18 @@ def _retention(value: object) -> object:
     return None if value is None else as_member(cuda_graph_retention, value)
 
 
+def _nearest_name(method: str) -> str:
+    return nearest(method, [*(name for name in dir(Graph) if not name.startswith("_")), *plugin_ops()])
+
+
+def _name_after(cls: type) -> None:
+    """Let what a method of a mixin is called in errors and help be ``Graph.plan``, as users know it."""
+    for mixin in cls.__mro__[1:-1]:
+        for name, member in vars(mixin).items():
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if isinstance(function, FunctionType):
+                function.__qualname__ = f"{cls.__name__}.{name}"
+
+
 install(Graph)
+_name_after(Graph)

@@ -68,6 +68,7 @@ def validate_graph(graph: Graph) -> None:
     if not graph.nodes:
         raise GraphError("the graph has no operations")
     order = topological(graph.nodes)
+    _check_ranges(graph)
     for tensor in graph._used_tensors():
         _default_input(graph, tensor)
     for node in order:
@@ -89,7 +90,7 @@ def validate_graph(graph: Graph) -> None:
                 expected=problem.expected,
                 actual=problem.actual,
             )
-    _check_dims(graph)
+    _check_told(graph)
     _check_reachable(order)
 
 
@@ -187,17 +188,25 @@ def _check_output_layout(tensor: Tensor, node: GraphNode, port: str) -> None:
         raise GraphError(f"output {tensor.label} has {what}: its elements would overlap", node=node.label, port=port)
 
 
-def _check_dims(graph: Graph) -> None:
-    """Equal names mean equal ranges, and the operands' sizes tell every Dim."""
-    seen: dict[str, Dim] = {}
+def _check_ranges(graph: Graph) -> None:
+    """Equal names mean equal ranges, in what the user set. Asked before any op compares sizes: it would name both alike."""
+    seen: dict[str, tuple[Dim, Tensor]] = {}
+    for tensor in graph._used_tensors():
+        for dim in dims_of((*(tensor._dim or ()), *(tensor._stride or ()))):
+            known, first = seen.setdefault(dim.name, (dim, tensor))
+            if known != dim:
+                raise GraphError(
+                    f"tensor {tensor.label}: {dim!r} contradicts {known!r} of tensor {first.label}", node=tensor.label
+                )
+
+
+def _check_told(graph: Graph) -> None:
+    """The operands' sizes tell every Dim."""
     users: dict[str, Tensor] = {}
     told: set[str] = set()
     for tensor in graph._used_tensors():
         for dim in dims_of((*(tensor.dim or ()), *(tensor.stride or ()))):
-            known = seen.setdefault(dim.name, dim)
             users.setdefault(dim.name, tensor)
-            if known != dim:
-                raise GraphError(f"tensor {tensor.label}: {dim!r} contradicts {known!r}", node=tensor.label)
         if not tensor.is_virtual:
             told.update(one.name for value in tensor.dim or () if (one := binds(value)) is not None)
     for name, tensor in users.items():

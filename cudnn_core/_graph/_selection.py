@@ -5,12 +5,14 @@ They hold for what is planned or built after the call, by ``plan`` as by ``build
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .._arguments import as_int
 from .._enums import behavior_note, numerical_note
-from ._calls import names, note_names
+from .._errors import GraphError
+from ._calls import names, note_names, unknown_engines
 
 if TYPE_CHECKING:
     from .._candidates import Filters
@@ -28,12 +30,22 @@ class PlanSelection:
         self._workspace_limit: int | None = None
 
     def deselect_engines(self, engine_names: Iterable[str]) -> Any:
-        """Exclude engines by exact name or glob (``"plugin:*"``), never by substring."""
-        self._deselected.extend(names(engine_names, "deselect_engines"))
+        """Exclude engines by exact name or glob (``"plugin:*"``), never by substring.
+
+        A pattern that covers no installed engine has no effect: a ConfigWarning, or a GraphError in a strict configuration.
+        """
+        patterns = names(engine_names, "deselect_engines")
+        for message in unknown_engines(patterns):
+            from .._config import ConfigWarning, current
+
+            if current().strict:
+                raise GraphError(message)
+            warnings.warn(message, ConfigWarning, stacklevel=2)
+        self._deselected.extend(patterns)
         return self
 
     def deselect_workspace_greater_than(self, workspace_limit: int) -> Any:
-        """Exclude plans whose ``workspace_size`` is greater, known before they are built or not."""
+        """Exclude plans whose ``engine_workspace_size`` is greater, known before they are built or not."""
         self._workspace_limit = as_int(workspace_limit, "workspace_limit")
         return self
 

@@ -43,7 +43,7 @@ def _infer(node: Node) -> Mapping[str, TensorSpec]:
     if len(weight) != len(image) or any(len(node.attrs[name]) != spatial for name in _GEOMETRY):
         return {"Y": TensorSpec(image)}
     extents = _extents(image, weight, node.attrs)
-    known = [extent for extent in extents if extent is not None]
+    known = [max(0, extent) if isinstance(extent, int) else extent for extent in extents if extent is not None]
     if len(known) < len(extents):
         return {"Y": TensorSpec()}
     dim = (image[0], weight[0], *known)

@@ -12,7 +12,7 @@ from importlib import import_module
 from .._errors import GraphError, ManifestError, nearest
 from ._schema import Op
 
-__all__ = ["all_builders", "in_tree", "lookup", "lookup_builder"]
+__all__ = ["all_builders", "in_tree", "lookup", "lookup_builder", "plugin_ops"]
 
 _MODULES = (
     "_matmul",
@@ -56,7 +56,7 @@ def lookup(name: str) -> Op:
     """The row of op ``name``; GraphError names the nearest op that exists."""
     row = in_tree().get(name) or _plugin_row(name)
     if row is None:
-        raise GraphError(f"unknown op {name!r}{nearest(name, [*_rows, *_plugin_names()])}")
+        raise GraphError(f"unknown op {name!r}{nearest(name, [*_rows, *plugin_ops()])}")
     return row
 
 
@@ -80,7 +80,8 @@ def _of_a_barred_plugin(name: str) -> str | None:
     return None
 
 
-def _plugin_names() -> Iterator[str]:
+def plugin_ops() -> Iterator[str]:
+    """The names of the ops that usable plugins add."""
     from .._registry import current
 
     return iter(current().op_factories)

@@ -205,12 +205,42 @@ def test_one_that_breaks_late_does_not_stop_the_others():
 def test_the_time_limit_leaves_each_at_least_one_timing(monkeypatch):
     now = iter(range(10**6))
     monkeypatch.setattr(_bench.time, "perf_counter", lambda: float(next(now)))
-    done = _bench.sweep([competitor("a", 1.0), competitor("b", 1.0)], Clock(), repeats=50, time_limit=6.0)
+    for limit, most in ((6.0, 3), (0.5, 1)):
+        done = _bench.sweep([competitor("a", 1.0), competitor("b", 1.0)], Clock(), repeats=50, time_limit=limit)
+        assert [1 <= len(timing.samples_us) <= most for timing in done.timings] == [True, True]
+        assert not done.complete
+        assert "of 50 timings within the time limit" in done.incomplete
+
+
+def test_imports_and_builds_do_not_count_against_the_time_limit(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(_bench.time, "perf_counter", lambda: now[0])
+
+    def prepare():
+        now[0] += 1000.0
+        return lambda: 1e-3
+
+    done = _bench.sweep([_bench.Competitor("a", PlanConfig("p:a@1", {}), prepare)], Clock(), repeats=3, time_limit=1.0)
     assert done.complete
-    assert [1 <= len(timing.samples_us) < 50 for timing in done.timings] == [True, True]
-    done = _bench.sweep([competitor("a", 1.0), competitor("b", 1.0)], Clock(), repeats=50, time_limit=1.5)
-    assert not done.complete
-    assert "time limit" in done.timings[1].failure
+
+
+def test_a_sweep_that_its_time_limit_cuts_is_not_recorded(cli, graph_file, engines):
+    file = graph_file()
+    with engines(slow=SLOW, quick=QUICK):
+        code, out, _ = cli("bench", file, "--repeats", "5", "--warmup", "1", "--time-limit", "0")
+    assert code == 0
+    assert "not recorded: the sweep is incomplete (" in out
+    assert "1 of 5 timings within the time limit" in out
+    assert "0.0%" not in out
+    assert record(file) is None
+
+
+def test_the_record_of_a_single_engine_ranks_later_plans_too(cli, graph_file, engines):
+    file = graph_file()
+    with engines(quick=QUICK):
+        assert explained(file) == ("quick:add@1", "prior")
+        assert "recorded: later plans" in cli("bench", file, *FAST)[1]
+        assert explained(file) == ("quick:add@1", "measured")
 
 
 def test_spread_is_half_the_quartile_distance_over_the_median():

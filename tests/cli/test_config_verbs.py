@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 def test_a_sound_configuration_is_ok(cli, configure, engines):
     configure('[engines]\ndisable = ["one:add"]\n')
@@ -30,8 +32,8 @@ def test_a_glob_that_covers_nothing_only_warns(cli, configure, engines):
 
 
 def test_a_knob_outside_its_domain_is_found_through_the_manifest(cli, configure, engines):
-    configure('[engine."one:add".knobs]\ntile = 3\n')
     with engines(one={"knobs": {"tile": {"type": "int", "choices": [1, 2]}}}):
+        configure('[engine."one:add".knobs]\ntile = 3\n')
         code, out, _ = cli("config", "check")
     assert code == 1
     assert "knob.domain" in out
@@ -72,3 +74,18 @@ def test_show_prints_every_value_with_its_origin(cli, cli_json, configure, monke
     assert rows["engines.max_workspace"].split() == ["engines.max_workspace", "1048576", f"{file}:3"]
     assert rows["engines.order"].endswith("built-in")
     assert {"key": "strict", "value": True, "origin": "env:CUDNN_CORE_STRICT"} in document["values"]
+
+
+@pytest.mark.parametrize("settings", ["[plugins]\nallow = 1\n", '[plugins]\nallow = ["A"]\n', "strict = 1\n"])
+def test_a_finding_names_its_key_once(cli, configure, settings):
+    configure(settings)
+    code, out, _ = cli("config", "check")
+    assert code == 1
+    key = "strict" if "strict" in settings else "plugins.allow"
+    assert out.count(f"{key}:") == 1
+
+
+def test_a_finding_without_a_key_has_no_empty_one(cli, configure):
+    file = configure("")
+    file.write_text("")
+    assert f"{file}: error: schema = 1 is missing" in cli("config", "check", file)[1]

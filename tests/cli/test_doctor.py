@@ -79,6 +79,41 @@ def test_broken_plugins_and_metadata_are_named(doctor, site):
     assert any("CUDNN_CORE_BOGUS" in subject for subject in found)
 
 
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("METADATA", b""),
+        ("METADATA", None),
+        ("METADATA", b"\xff\xfe\x00Name"),
+        ("entry_points.txt", b"[[["),
+        ("entry_points.txt", b"[a]\nno value\n"),
+        ("entry_points.txt", b"\xff"),
+    ],
+)
+def test_a_distribution_with_unusable_metadata_is_named_and_stops_no_probe(doctor, site, name, data):
+    write_plugin(site, "sound")
+    write_dist(site, "odd")
+    (info,) = site.glob("odd*.dist-info")
+    (info / name).unlink(missing_ok=True)
+    if data is not None:
+        (info / name).write_bytes(data)
+    code, lines = doctor()
+    assert code == 1
+    assert {line.subject for line in problems(lines)} == {str(info)}
+    assert all(line.probe == "metadata" for line in problems(lines))
+
+
+@pytest.mark.parametrize("name", ["METADATA", "entry_points.txt"])
+def test_a_fifo_among_the_metadata_holds_nobody_up(doctor, site, name):
+    write_dist(site, "odd")
+    (info,) = site.glob("odd*.dist-info")
+    (info / name).unlink(missing_ok=True)
+    os.mkfifo(info / name)
+    code, lines = doctor()
+    assert code == 1
+    assert {line.subject for line in problems(lines)} == {str(info)}
+
+
 def test_a_plugin_that_hangs_is_named_within_the_limit(site):
     write_plugin(site, "hangs", code="import time\ntime.sleep(600)\n")
     start = time.perf_counter()

@@ -81,6 +81,30 @@ def test_a_replay_is_for_the_saved_device(cli, graph_file, engines):
     assert "another device" in err
 
 
+def test_a_decline_by_the_configuration_says_where_it_was_set(cli_json, graph_file, engines, configure):
+    class Needy:
+        def check_support(self, graph, ctx):
+            return cudnn_core.Support((cudnn_core.PlanConfig("", {}),), workspace=100)
+
+        def build_plan(self, graph, config, ctx):
+            raise NotImplementedError
+
+    def reasons(settings):
+        with engines(one={}, two={}, needy={"base": Needy}):
+            configure(settings)
+            rows = cli_json("explain", graph_file())[1]["engines"]
+        return {row["id"].partition(":")[0]: row["reasons"] for row in rows}
+
+    (found,) = reasons("[engines]\nmax_workspace = 10\n")["needy"]
+    assert (found["code"], found["origin"][-13:]) == ("resource.workspace", "config.toml:3")
+    found = reasons('[engines]\nrequire = ["deterministic"]\n')["one"][0]
+    assert (found["code"], found["origin"][-13:]) == ("policy.note_missing", "config.toml:3")
+    (found,) = reasons('[engines]\norder = ["two:*"]\n')["one"]
+    assert (found["code"], found["subject"], found["origin"][-13:]) == ("rank.slower", "order", "config.toml:3")
+    (found,) = reasons('[[rule]]\nmatch = { op = "add" }\nuse = "two:add"\n')["one"]
+    assert (found["hint"], found["origin"][-13:]) == ("a rule pins it", "config.toml:2")
+
+
 @pytest.mark.parametrize("damage", ["truncate", "tamper", "foreign"])
 def test_a_damaged_decision_is_a_usage_error(cli, graph_file, engines, machine, damage):
     file, saved = graph_file(), machine / "work" / "decision.json"

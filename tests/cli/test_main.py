@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -135,6 +136,40 @@ def test_engines_lists_states_and_reasons(cli, cli_json, configure, engines):
     assert document["engines"][0]["manifest"]["knobs"]["tile"]["choices"] == [1, 2]
     assert "knobs: tile = 1" in verbose
     assert "two:" not in verbose
+
+
+def test_a_plugins_name_alone_is_met_with_its_glob(cli, engines):
+    with engines(one={}):
+        assert '"one:*"' in cli("engines", "one")[1]
+        assert "one:add" in cli("engines", "one:ad")[1]
+
+
+def test_engines_shows_what_is_declared_and_not_written(cli, engines):
+    with engines(one={"notes": ["not_implemented"]}):
+        header, row = cli("engines")[1].splitlines()
+        assert row[header.index("notes") :].startswith("not_implemented")
+
+
+def test_plugins_that_print_do_not_disturb_a_document(machine, graph_file):
+    from tests.zoo._make import ENGINE, manifest, write_plugin
+
+    code = "import os\nprint('from python')\nos.system('echo from a child')\nos.write(1, b'from C\\n')\n"
+    write_plugin(
+        machine / "site",
+        "chatty",
+        manifest("chatty", engine={"ops": ["add"]}),
+        code=code + ENGINE.format(plugin="chatty"),
+    )
+    path = os.pathsep.join([str(machine / "site"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "cudnn_core", "explain", str(graph_file()), "--json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert "chatty" in done.stdout, done.stderr
+    assert json.loads(done.stdout)["engines"]
+    assert all(f"from {who}" in done.stderr for who in ("python", "a child", "C"))
 
 
 def test_a_cold_engines_imports_no_framework(machine):

@@ -164,7 +164,7 @@ A = np.zeros((4, 8), np.float32)
         ({"a": A, "b": A, "c": A}, "no input 'c'"),
         ({"a": A, "b": A[:2]}, "b has shape (2, 8), the graph says (4, 8)"),
         ({"a": A, "b": A.astype(np.int64)}, "b has the type int64, the graph says float32"),
-        ({"a": A, "b": A.astype(object)}, "allow_pickle"),
+        ({"a": A, "b": A.astype(object)}, "b holds Python objects"),
     ],
 )
 def test_wrong_arrays_are_usage_errors(cli, graph_file, arrays, message):
@@ -174,13 +174,24 @@ def test_wrong_arrays_are_usage_errors(cli, graph_file, arrays, message):
     assert message in err
 
 
-@pytest.mark.parametrize("data", [None, b"", b"PK\x03\x04 not a zip"])
+@pytest.mark.parametrize("data", [None, b"", b"no archive", b"PK\x03\x04 not a zip"])
 def test_an_unreadable_npz_is_a_usage_error(cli, graph_file, machine, data):
     if data is not None:
         (machine / "work" / "in.npz").write_bytes(data)
     code, _, err = cli("run", graph_file(), "--inputs", "in.npz")
     assert code == 2
     assert "inputs in.npz" in err
+    assert "pickle" not in err
+    assert ("not an .npz file" in err) == (data is not None)
+
+
+def test_an_array_that_is_rounded_is_mentioned(cli, graph_file):
+    exact = np.full((4, 8), 0.5)
+    np.savez("in.npz", a=exact, b=exact + 1e-12)
+    code, _, err = cli("run", graph_file(), "--inputs", "in.npz")
+    assert code == 0
+    assert "b is float64 and was rounded to float32" in err
+    assert "inputs: a " not in err
 
 
 def _attention(graph):

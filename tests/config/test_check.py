@@ -218,3 +218,17 @@ def test_describe_lists_built_in_values_too(world):
     assert listed["engines.max_workspace"] == (1000, f"{world.named}:3")
     assert listed["strict"] == (False, "built-in")
     assert listed["plugins.allow"] == ("every installed plugin", "built-in")
+
+
+def test_a_trial_of_an_ops_dims_logs_nothing(findings, caplog):
+    assert findings("[[rule]]\nuse = 'frost_gemm:sm90_wgmma'\n[rule.match]\nop = 'matmul'\nm = 4\n") == []
+    assert not caplog.records  # matmul has no dims at rank 1
+
+
+def test_a_knob_that_no_engine_takes_is_warned_of_and_an_error_under_strict(world, registry):
+    world.write("named", '[engine."frost_gemm:sm90_wgmma".knobs]\ntile_n = 64\n')
+    with pytest.warns(_config.ConfigWarning, match="tile_n.*tile_m"):
+        _config.enforce(world.load(), registry)
+    world.write("named", 'strict = true\n[engine."frost_gemm:sm90_wgmma".knobs]\ntile_m = 65\n')
+    with pytest.raises(ConfigError, match="tile_m"):
+        _config.enforce(world.load(), registry)

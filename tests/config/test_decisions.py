@@ -31,6 +31,16 @@ def test_allow_leaves_out_what_it_does_not_name(world):
         assert decline.expected == ["frost_gemm", "acme_*"]
 
 
+def test_the_origin_of_a_list_that_layers_add_to_is_asked_by_item(world):
+    world.write("system", '[engines]\nrequire = ["deterministic"]\n')
+    world.write("named", '[engines]\nrequire = ["cuda_graph"]\nmax_workspace = 5\n')
+    config = world.load()
+    assert config.origin("engines.require", "deterministic") == f"{world.system}:3"
+    assert config.origin("engines.require", "cuda_graph") == f"{world.named}:3"
+    assert config.origin("engines.max_workspace") == f"{world.named}:4"
+    assert config.origin("engines.order") == "built-in"
+
+
 def test_an_empty_allow_list_admits_none(world):
     assert codes(world.load(allow=[]).plugin_declines("a")) == ["config.not_allowed"]
 

@@ -27,6 +27,17 @@ def test_unknown_builder_keyword_names_the_nearest(g):
 def test_unknown_op_builder_is_an_attribute_error(g):
     with pytest.raises(AttributeError, match="no_such_op"):
         g.no_such_op(1)
+    with pytest.raises(AttributeError, match="did you mean 'matmul'"):
+        g.matmull(1)
+    with pytest.raises(AttributeError, match="did you mean 'explain'"):
+        g.explian()
+
+
+@pytest.mark.parametrize("method", ["plan", "explain", "deselect_engines", "set_io_tuples", "build_plans"])
+def test_a_wrong_call_names_the_public_class(g, method):
+    with pytest.raises(TypeError, match=rf"^Graph\.{method}\(\) "):
+        getattr(g, method)(devce="cpu")
+    assert getattr(Graph, method).__qualname__ == f"Graph.{method}"
 
 
 def test_missing_and_repeated_arguments(g):
@@ -71,6 +82,25 @@ def test_two_user_uids_collide_and_an_automatic_one_gives_way(g):
     assert g.find_tensor(auto.get_uid()) is auto
     with pytest.raises(GraphError, match="belongs to tensor 'mine'"):
         g.tensor(dim=(1,), name="other", uid=mine.get_uid())
+    g.tensor(dim=(1,), uid=77)
+    with pytest.raises(GraphError, match="^a tensor can't have uid 77: it belongs to another tensor$"):
+        g.tensor(dim=(1,), uid=77)
+
+
+def test_dims_of_one_name_and_different_ranges_are_told_apart(g):
+    a, b = g.tensor(dim=(Dim("m", max=8),), name="a"), g.tensor(dim=(Dim("m", max=16),), name="b")
+    g.add(a, b).set_output(True)
+    with pytest.raises(GraphError, match=r"max=16\) contradicts Dim\('m', min=1, max=8\) of tensor 'a'"):
+        g.validate()
+    a.set_dim((Dim("m", max=16),))
+    g.validate()
+
+
+def test_a_filter_larger_than_its_image_says_so(g):
+    y = g.conv_fprop(g.tensor(dim=(1, 4, 3, 3)), g.tensor(dim=(4, 4, 8, 8)), padding=[0, 0])
+    y.set_output(True)
+    with pytest.raises(GraphError, match="larger than the padded image on spatial axis 0"):
+        g.validate()
 
 
 @pytest.mark.parametrize("uid", [-1, "3", 1.5, True])

@@ -371,3 +371,29 @@ def test_one_byte_an_element_is_not_packed():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     with pytest.raises(GraphTypeError, match="bits"):
         describe(np.zeros((4, 8), ml_dtypes.int4), "x")
+
+
+# --- arrays that were seen before
+@pytest.mark.parametrize("size", [4, cudnn_core.Dim("m", max=16)], ids=["fixed", "runtime"])
+def test_an_array_is_described_once_and_checked_every_time(size, monkeypatch):
+    plan = graph((size, 8))
+    x, y = np.arange(32, dtype=np.float32).reshape(4, 8), np.empty((4, 8), np.float32)
+    plan.execute({"x": x, "y": y})
+    monkeypatch.setattr("cudnn_core._pack.describe", None)
+    again = np.zeros((4, 8), np.float32)
+    plan.execute({"x": x * 2, "y": again})  # other memory of the same layout
+    assert (again == -2 * x).all()
+    monkeypatch.undo()
+    frozen = np.empty((4, 8), np.float32)
+    frozen.setflags(write=False)
+    for operands, match in (
+        ({"x": x, "y": frozen}, "read-only"),
+        ({"x": x.astype(np.int32), "y": y}, "data type"),
+        ({"x": x.reshape(8, 4).T, "y": y}, "strides"),
+        ({"x": np.zeros((4, 9), np.float32), "y": y}, "shape"),
+        ({"x": x.astype(f"{OTHER}f4"), "y": y}, "byte order"),
+        ({"x": x, "y": x[:, ::-1]}, "strides"),
+    ):
+        with pytest.raises((ExecutionError, GraphTypeError), match=match):
+            plan.execute(operands)
+    plan.execute({"x": frozen, "y": y})

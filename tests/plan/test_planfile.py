@@ -269,6 +269,25 @@ def test_a_file_without_the_engine_names_the_distribution(saver):
             Plan.load(saver)
 
 
+@pytest.mark.parametrize("change", ["revision", "knob", "dist"])
+def test_a_file_whose_engine_is_here_in_another_form_says_what_is_here(saver, change):
+    row = {**MANIFEST["engine"][0]}
+    row |= {"revision": {"revision": 2}, "knob": {"knobs": {}}, "dist": {"name": "f"}}[change]
+    match = {"revision": "revision 2 is installed", "knob": "tile", "dist": "has no engine 'e'"}[change]
+    with temporary_plugin({"plugin": "saver", "engine": [row]}, {row["name"]: Engine}, isolated=True):
+        rewrite(saver, put(dist="saver-engines", version="7"))
+        with pytest.raises(BuildError, match=match) as caught:
+            Plan.load(saver)
+    assert "pip install" not in str(caught.value)
+    assert "made with saver-engines 7, installed is" in str(caught.value)
+
+
+def test_a_disabled_engine_is_not_to_be_installed(saver):
+    with cudnn_core.configure(disable=["saver:e"]), pytest.raises(BuildError, match=r"config\.disabled") as caught:
+        Plan.load(saver)
+    assert "pip install" not in str(caught.value)
+
+
 # --- the frontend's forms
 def built():
     g = graph()

@@ -17,6 +17,7 @@ from cudnn_core import (
     Estimate,
     ExecutionError,
     Graph,
+    GraphError,
     NoEngineError,
     PlanConfig,
     Support,
@@ -539,9 +540,65 @@ def test_the_plan_list_holds_every_engine_and_config_best_first(graph):
 
 def test_deselect_takes_exact_names_and_globs_never_substrings(graph, two):
     graph.create_execution_plans()
-    graph.deselect_engines(["fast", "two:fas"])
+    with pytest.warns(cudnn_core.ConfigWarning) as caught:
+        graph.deselect_engines(["fast", "two:fas", "nobody:*"])
+    assert [str(warning.message).partition(";")[0] for warning in caught] == [
+        "deselect_engines: 'fast' covers no installed engine (did you mean 'two:fast'?)",
+        "deselect_engines: 'two:fas' covers no installed engine (did you mean 'two:fast'?)",
+        "deselect_engines: 'nobody:*' covers no installed engine",
+    ]
+    assert {warning.filename for warning in caught} == {__file__}
     graph.build_plans()
     assert graph.selected_plan.engine == "two:fast@1"
+
+
+def test_deselecting_what_nobody_has_is_an_error_in_a_strict_configuration(graph, two):
+    with configure(strict=True):
+        graph.deselect_engines(["two:slow@1"])
+        with pytest.raises(GraphError, match="eng0"):
+            graph.deselect_engines(["eng0"])
+
+
+def test_a_pin_that_can_not_be_honoured_is_told(graph, caplog):
+    class Refuses(Engine):
+        def check_support(self, graph, ctx):
+            return Declined((Decline("shape.range", "x"),))
+
+    with temporary_plugin(manifest({"name": "a"}, {"name": "b"}), {"a": Refuses, "b": engine()}, isolated=True):
+        with configure(rule=[{"match": {"op": "relu"}, "use": "two:a"}]):
+            decision = graph.explain(device="cpu")
+            (note,) = next(row.reasons for row in decision.engines if row.state == "selected")
+            assert (note.code, note.expected, note.origin) == ("config.pinned_elsewhere", "two:a", "configure()")
+            assert "two:a" in str(decision).partition("two:b")[2]
+            assert [record.levelname for record in caplog.records if "pins two:a" in record.message] == ["WARNING"]
+        with configure(rule=[{"match": {"op": "relu"}, "use": "two:a", "strict": True}]):
+            with pytest.raises(NoEngineError) as caught:
+                graph.plan(device="cpu")
+        first = str(caught.value).splitlines()[0]
+        assert first == "configure(): the pinned engine two:a can't run the graph: shape.range x"
+
+
+def test_explain_says_which_engines_do_not_build_for_a_device_that_is_only_described(graph, two):
+    decision = graph.explain(device="B200")
+    assert decision.selected == "two:fast@1"  # aot
+    assert reasons(decision, "two:fast") == []
+    assert reasons(decision, "two:slow") == ["rank.slower", "device.absent"]
+    graph.deselect_engines(["two:fast"])
+    decision = graph.explain(device="B200")
+    assert decision.selected == "two:slow@1"
+    assert reasons(decision, "two:slow") == ["device.absent"]
+    assert "aot = false" in str(decision)
+    with pytest.raises(NoEngineError, match="aot = false"):
+        graph.plan(device="B200")
+
+
+@pytest.mark.parametrize("settings", [{"engine": {"two:fast": {"knobs": {"tiel": 64}}}},
+                                      {"rule": [{"match": {"op": "relu"}, "use": "two:fast", "knobs": {"tiel": 64}}]}])  # fmt: skip
+def test_a_knob_that_the_engine_does_not_have_is_warned_of(graph, two, settings):
+    with pytest.warns(cudnn_core.ConfigWarning, match="tiel.*tile"), configure(**settings):
+        graph.explain(device="cpu")
+    with pytest.raises(cudnn_core.ConfigError, match="tiel"), configure(**settings, strict=True):
+        pass
 
 
 def test_deselecting_everything_says_so(graph, two):

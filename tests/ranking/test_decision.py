@@ -356,7 +356,20 @@ def test_with_no_engine_installed_the_text_is_the_pip_line():
 
 def test_a_long_list_of_reasons_is_cut_with_a_count():
     rows = [declined(f"p:e{i}@1", Decline("shape.range", "K", i, 0)) for i in range(12)]
-    assert nearest_miss(decision(rows)).splitlines()[-1] == "  +4 more reasons; `cudnn-core explain` prints them all"
+    assert (
+        nearest_miss(decision(rows)).splitlines()[-1]
+        == "  +4 more reasons; `cudnn-core explain --verbose` prints them all"
+    )
+    assert len(nearest_miss(decision(rows), verbose=True).splitlines()) == 13
+
+
+def test_the_folded_table_cuts_a_reason_and_never_its_origin():
+    origin = f"/work/{'a' * 200}/site.toml:5"
+    long = Decline("config.avoided", "a:e", ["x" * 40] * 9, origin=origin)
+    line = decision([declined("a:e@1", long, K8)]).table().splitlines()[1]
+    assert line.endswith(f"... [{origin}] +1 more")
+    short = decision([declined("a:e@1", long._replace(expected=None), K8)]).table()
+    assert f"config.avoided a:e [{origin}] +1 more" in short  # how long a path is changes nothing else
 
 
 def test_the_nearest_decline_is_one_line_about_engines_that_cannot_run_the_graph():
@@ -392,6 +405,24 @@ def test_a_replay_against_another_graph_or_device_is_refused():
         decision().replay(Decision("cd" * 32, H200, engines(), CONFIG))
     with pytest.raises(DecisionError, match="another device"):
         decision().replay(Decision(KEY, {"type": "cpu"}, engines(), CONFIG))
+
+
+def test_a_decision_of_another_cpu_of_the_same_name_can_be_compared():
+    def on(**facts):
+        return Decision(KEY, {**DeviceInfo.preset("H200").to_dict(), "type": "cpu", "device_name": "Epyc", **facts}, ())
+
+    assert on(sm_count=64).replay(on(sm_count=8)) == ()
+    with pytest.raises(DecisionError) as caught:
+        on().replay(on(device_name="Xeon"))
+    assert str(caught.value).startswith("the saved decision is of another device: Epyc")
+    assert "Xeon" in str(caught.value)
+    assert len(str(caught.value)) < 120
+
+
+def test_two_gpus_of_one_name_are_told_apart_by_what_differs():
+    other = {**H200, "sm_count": 100}
+    with pytest.raises(DecisionError, match=r"NVIDIA H200.* with sm_count 132, not sm_count 100$"):
+        decision().replay(Decision(KEY, other, engines(), CONFIG))
 
 
 def test_a_replay_sees_a_changed_configuration():

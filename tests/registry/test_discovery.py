@@ -157,6 +157,164 @@ def test_only_the_source_folder_of_an_editable_install_may_stand_in_for_it(tmp_p
         assert "hides" in found.problem.hint
 
 
+def shadow(folder, *, info=None, **options):
+    """A package ``alpha`` in ``folder`` whose import leaves a trace; ``info`` is the name of a dist that claims it."""
+    written = write_plugin(
+        folder, "alpha", dist=info or "unused", code="raise SystemExit('the stranger ran')", **options
+    )
+    if info is None:
+        for file in written.iterdir():
+            file.unlink()
+        written.rmdir()
+
+
+@pytest.mark.parametrize("info", [None, "evil"])
+def test_a_package_earlier_on_the_path_does_not_lend_its_manifest(tmp_path, site, monkeypatch, info):
+    write_plugin(site, "alpha")
+    other = tmp_path / "other"
+    shadow(other, info=info)
+    monkeypatch.syspath_prepend(str(other))
+    found = {item.dist: item for item in scan([str(other), str(site)]).plugins}
+    problem = found["acme-alpha"].problem
+    assert (problem.code, problem.actual) == ("plugin.bad_manifest", str(other / "alpha"))
+    assert "acme-alpha 1.0" in problem.expected
+    assert problem.origin == found["acme-alpha"].origin
+    assert str(other) in problem.hint
+    assert found["acme-alpha"].manifest_path == ""
+    if info:
+        assert found["evil"].problem is None
+
+
+def test_resolving_to_the_hidden_distribution_does_not_run_the_other(tmp_path, site, monkeypatch, config):
+    from cudnn_core import _registry
+    from cudnn_core._config import Config
+
+    write_plugin(site, "alpha")
+    other = tmp_path / "other"
+    shadow(other, info="evil")
+    monkeypatch.syspath_prepend(str(other))
+    config(Config(resolve={"alpha": "acme-alpha"}))
+    with _registry.installed_on([str(other), str(site)]) as registry:
+        assert [entry.state for entry in registry.plugins] == ["quarantined", "quarantined"]
+        assert {entry.state for entry in registry.engines} == {"quarantined"}
+        config(Config())
+    with _registry.installed_on([str(other), str(site)]) as registry:
+        hints = [reason.hint for entry in registry.plugins for reason in entry.reasons]
+        assert not any("evil" in hint for hint in hints)
+    assert "alpha" not in sys.modules
+
+
+def test_what_a_record_lists_elsewhere_belongs_to_the_distribution(tmp_path, site, monkeypatch):
+    info = write_plugin(site, "alpha")
+    inner = site / "acme_libs" / "python"
+    inner.mkdir(parents=True)
+    (site / "alpha").rename(inner / "alpha")
+    monkeypatch.syspath_prepend(str(inner))
+    (found,) = scan([str(site)]).plugins
+    assert found.problem is not None
+    (info / "RECORD").write_text("acme_libs/python/alpha/cudnn_plugin.toml,sha256=x,1\n")
+    (found,) = scan([str(site)]).plugins
+    assert found.problem is None
+    assert found.manifest_path == str(inner / "alpha" / "cudnn_plugin.toml")
+
+
+def test_of_two_distributions_in_one_folder_the_record_says_whose_the_manifest_is(site):
+    info = write_plugin(site, "alpha")
+    (info / "RECORD").write_text("alpha/__init__.py,,\nalpha/cudnn_plugin.toml,,\n")
+    write_dist(site, "evil", entry_points=f"[{GROUP}]\nalpha = alpha:cudnn_plugin.toml\n")
+    found = {item.dist: item for item in scan([str(site)]).plugins}
+    assert found["acme-alpha"].problem is None
+    assert "acme-alpha 1.0" in found["evil"].problem.actual
+    (info / "RECORD").write_text("")  # nobody can tell: the registry's conflict remains
+    assert [item.problem for item in scan([str(site)]).plugins] == [None, None]
+
+
+def test_parts_of_a_namespace_package_elsewhere_are_passed_over(tmp_path, site, monkeypatch):
+    write_plugin(site, "alpha")
+    (site / "alpha" / "__init__.py").unlink()
+    (tmp_path / "other" / "alpha").mkdir(parents=True)
+    (tmp_path / "other" / "alpha" / "cudnn_plugin.toml").write_text("schema = 99")
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
+    (found,) = scan([str(site)]).plugins
+    assert (found.problem, found.manifest_path) == (None, str(site / "alpha" / "cudnn_plugin.toml"))
+
+
+def test_a_link_to_the_site_directory_is_the_site_directory(tmp_path, site, monkeypatch):
+    write_plugin(site, "alpha")
+    (tmp_path / "link").symlink_to(site)
+    monkeypatch.syspath_prepend(str(tmp_path / "link"))
+    (found,) = scan([str(site)]).plugins
+    assert found.problem is None
+
+
+def test_the_development_site_of_the_tools_registers(tmp_path):
+    python(
+        f"import runpy, sys; sys.argv[1:] = [{str(tmp_path / 'dev')!r}]; runpy.run_path('tools/dev_site.py', run_name='__main__')",
+        cwd=ROOT,
+    )
+    code = """
+        from cudnn_core._discovery import scan
+        print(sorted((p.plugin, p.problem and str(p.problem)) for p in scan().plugins if "/dev/" in p.origin))
+    """
+    out = python(code, cwd=tmp_path, path=[tmp_path / "dev"])
+    assert "('torch_reference', None)" in out
+    assert "bad_manifest" not in out
+
+
+@pytest.mark.parametrize("file", ["METADATA", "entry_points.txt", "RECORD", "direct_url.json", "cudnn_plugin.toml"])
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_fifo_is_never_opened(tmp_path, site, file, thorough):
+    info = write_plugin(site, "alpha")
+    write_plugin(site, "sound")
+    target = site / "alpha" / file if file == "cudnn_plugin.toml" else info / file
+    target.unlink(missing_ok=True)
+    os.mkfifo(target)
+    pipe = tmp_path / "pipe.whl"
+    os.mkfifo(pipe)
+    code = f"""
+        import sys
+        sys.path[:0] = [{str(site)!r}, {str(pipe)!r}]
+        from cudnn_core._discovery import scan
+        from cudnn_core._metadata import differences
+        found = scan(thorough={thorough})
+        print([p.plugin for p in found.plugins if p.problem is None and p.dist.startswith("acme-")])
+        print([str(p.problem) for p in found.plugins if p.problem is not None], [b.reason for b in found.broken])
+        print(differences(found))
+    """
+    usable, reasons, differing = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    ).stdout.splitlines()
+    harmless = file in ("RECORD", "direct_url.json")
+    assert usable == ("['alpha', 'sound']" if harmless else "['sound']")
+    assert ("not a regular file" in reasons) is not harmless
+    assert differing == "[]"
+
+
+@pytest.mark.parametrize("metadata", ["", "\n", "\x00\x01\udcff\udcfe", "Metadata-Version: 2.1\n"])
+def test_metadata_without_a_name_is_reported_and_the_second_opinion_survives_it(site, monkeypatch, metadata):
+    from cudnn_core._metadata import differences
+
+    info = write_plugin(site, "alpha")
+    (info / "METADATA").write_bytes(metadata.encode("utf-8", "surrogateescape"))
+    write_plugin(site, "sound")
+    monkeypatch.setattr(sys, "path", [str(site)])
+    found = scan(thorough=True)
+    assert names(found) == ["sound"]
+    assert [item.path for item in found.broken] == [str(info)]
+    assert differences(found) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["[[[", "[cudnn_core.engines\n", "[[cudnn_core.engines]]\nx = x:p.toml\n", "\x00\x01", "[a]\nno value\n"]
+)
+def test_nonsense_in_entry_points_is_reported_once(site, text):
+    info = write_dist(site, "garbage", entry_points=text)
+    (item,) = scan([str(site)], thorough=True).broken
+    assert item.path == str(info)
+    assert item.reason.startswith("entry_points.txt:")
+    assert len(scan([str(site)]).broken) == ("cudnn_core." in text)
+
+
 def test_broken_metadata_is_skipped_and_reported(site):
     write_plugin(site, "sound")
     engines = f"[{GROUP}]\nx = x:cudnn_plugin.toml\n"

@@ -521,3 +521,24 @@ def test_a_temporary_plugin_is_validated_and_conflicts_like_any_other(site, regi
     with temporary_plugin({"plugin": "alpha", "engine": [row]}, {"main": InProcess}) as registry:
         assert {entry.state for entry in registry.engines} == {"quarantined"}
     assert states(_registry.current()) == {"alpha:main": "eligible"}
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("# there is no Engine\n", None),
+        ("class Engine:\n    def __init__(self, device):\n        pass\n", None),
+        ("class Engine:\n    pass\n", None),
+        ("import a_module_that_nobody_has\n", 1),
+        ("\n\nEngine = = 1\n", 3),
+        ("class Engine:\n    def __init__(self):\n        int('x')\n", 3),
+        ("from cudnn_core import Graph\n\nEngine = lambda: Graph().tensor(dim='no')\n", 3),
+    ],
+)
+def test_the_origin_of_a_failure_is_the_plugins_line_or_its_manifest(site, registry_of, code, line):
+    write_plugin(site, "alpha", code=code)
+    entry = registry_of().get("alpha:main")
+    with pytest.raises(EngineBroken) as caught:
+        entry.instance()
+    expected = f"{site}/alpha/__init__.py:{line}" if line else f"{site}/alpha/cudnn_plugin.toml"
+    assert caught.value.decline.origin == expected

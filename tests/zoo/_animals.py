@@ -248,7 +248,7 @@ BEASTS: tuple[Beast, ...] = (
         engine("    def check_support(self, graph, ctx):\n        graph.nodes[0].attrs['padding'] = 1.0\n"),
     ),
     _beast(
-        "mutates_graph", "selected", "", "check_support", "changes the graph",
+        "mutates_graph", "quarantined", "plugin.broken", "check_support", "changed the graph|changes the graph",
         engine(
             "    def check_support(self, graph, ctx):\n        object.__setattr__(graph.tensors[-1], 'name', 'mine')\n"
             "        return super().check_support(graph, ctx)\n"

@@ -7,6 +7,7 @@ directory, and says which decline it must earn. Imported by the tests of the reg
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,9 +178,14 @@ def _twins(site: Path) -> None:
     write_plugin(site, "twin", dist="twin-two", package="twin_two")
 
 
-def _no_manifest(site: Path) -> None:
-    write_plugin(site, "no_manifest")
-    (site / "no_manifest" / "cudnn_plugin.toml").unlink()
+def _no_manifest(site: Path, name: str = "no_manifest") -> None:
+    write_plugin(site, name)
+    (site / name / "cudnn_plugin.toml").unlink()
+
+
+def _fifo_manifest(site: Path) -> None:
+    _no_manifest(site, "fifo_manifest")
+    os.mkfifo(site / "fifo_manifest" / "cudnn_plugin.toml")
 
 
 def _no_package(site: Path) -> None:
@@ -196,6 +202,7 @@ ANIMALS: tuple[Animal, ...] = (
     _simple("wrong_name", "plugin.bad_manifest", "listed", document=manifest("other_name")),
     Animal("twin", _twins, "plugin.conflict", "listed"),
     Animal("no_manifest", _no_manifest, "plugin.bad_manifest", "listed"),
+    Animal("fifo_manifest", _fifo_manifest, "plugin.bad_manifest", "listed"),
     Animal("no_package", _no_package, "plugin.bad_manifest", "listed"),
     _simple(
         "misspelt_hook",
