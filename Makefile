@@ -22,7 +22,7 @@ ENV := venv
 PARALLEL := -n 2 --dist loadfile
 endif
 
-.PHONY: help demo test test-all gpu-test bench lint format docs clean venv dev-site
+.PHONY: help demo test test-all gpu-test bench bench-emulator lint format docs clean venv dev-site
 
 help:
 	@echo 'make demo      the main job: a sentence encoder on cudnn_core graphs'
@@ -49,6 +49,9 @@ ifndef PYTHON
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-bench.txt 2>$(VENV)/bench.log || { cat $(VENV)/bench.log >&2; exit 1; }
 endif
 	$(PY) benchmarks/host_overhead.py $(ARGS)
+
+bench-emulator: $(ENV)
+	$(PY) benchmarks/emulator.py $(ARGS)
 
 lint: $(ENV)
 	$(PY) -m ruff check .

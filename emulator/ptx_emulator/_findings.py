@@ -23,7 +23,7 @@ KINDS: dict[str, str] = {
     "proxy_fence": "generic-proxy write read through the async proxy with no fence.proxy.async in between",
     "race": "two accesses, one of them a write, with no ordering between their agents",
     "tensor_memory": "tensor memory misuse: allocation, deallocation, permit, lane restriction, not freed at exit",
-    "uncommitted": "result of wgmma used before the wait that completes it",
+    "uncommitted": "registers of wgmma or tcgen05.ld used before the wait that completes it, or without wgmma.fence",
     "descriptor": "illegal matrix, instruction or tensor-map descriptor, or one that does not match the instruction",
     "exit_pending": "exit with asynchronous operations whose completion nobody waited for",
     "divergence": "an .aligned or .sync instruction executed by a part of the warp that it requires",

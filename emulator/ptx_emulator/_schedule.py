@@ -82,8 +82,30 @@ class AsyncQueue:
         if not queue:
             del self.lanes[key]
         self.completed += 1
-        pending.complete()
+        try:
+            pending.complete()
+        except EmulationError:
+            raise
+        except Exception as error:
+            raise _failed(error, f"the completion of {pending.name}", pending.at) from error
         return True
+
+
+def _failed(error: Exception, what: str, instr: Any) -> EmulationError:
+    """An exception of this package inside an instruction, with the instruction's line."""
+    where = f" at PTX line {instr.line} ({instr.op})" if instr is not None else ""
+    return EmulationError(f"{what} failed in the emulator{where}: {type(error).__name__}: {error}")
+
+
+def _turn(warp: Any) -> None:
+    try:
+        warp.run(TURN)
+    except EmulationError:
+        raise
+    except Exception as error:
+        instructions = warp.machine.entry.instructions
+        instr = instructions[warp.pc] if warp.pc < len(instructions) else None
+        raise _failed(error, f"an instruction of {warp.name}", instr) from error
 
 
 def run_cluster(cluster: Any) -> None:
@@ -97,7 +119,7 @@ def run_cluster(cluster: Any) -> None:
         before, ran = cluster.effects + queue.completed, False
         for warp in live:
             if warp.runnable():
-                warp.run(TURN)
+                _turn(warp)
                 ran = True
             if queue.mode == "random" and queue.rng.random() < 0.3:
                 queue.complete_one()

@@ -46,6 +46,8 @@ def checked_map(raw: bytes, rank: int, findings: Any, at: Any, who: str) -> Tens
     if tensor_map is not None and rank and tensor_map.rank != rank:
         findings.add("descriptor", f"tensor map of rank {tensor_map.rank} used by a {rank}d instruction", at, (who,))
         return None
+    if problems and tensor_map is not None and tensor_map.box[0] * tensor_map.shared_bits % 128:
+        return None  # no row of 16-byte pieces
     if tensor_map is not None and (
         tensor_map.im2col or tensor_map.interleave or tensor_map.data_type.endswith("padded")
     ):

@@ -95,7 +95,9 @@ class Context:
         self.dtypes: list[Any] = []
         self.specials: list[tuple[int, Callable[[Any, int], Any]]] = []
         self._known: dict[Any, int] = {}
-        self.watch: set[int] = set()  # accumulators of wgmma, whose readers are checked
+        self.watch: set[int] = (
+            set()
+        )  # registers that wgmma or tcgen05.ld access asynchronously: their users are checked
         for kind in self.entry.registers:
             if kind == "b128":
                 self._new(np.zeros((32, 2), np.uint64))
@@ -289,13 +291,22 @@ def _registers(operand: Any) -> set[int]:
 
 
 def _watched(step: Step, instr: Instruction, ctx: Context) -> Step:
-    """Add the check for accumulators in flight to an instruction that touches them."""
+    """Add the check for registers in flight to an instruction that touches them."""
     slots = {s for o in instr.operands for s in _registers(o)} & ctx.watch
-    if not slots or instr.opcode == "wgmma":
+    if not slots or instr.opcode == "wgmma" or instr.modifiers[:1] == ("ld",):
         return step
     run, add = step.run, ctx.machine.findings.add
 
     def checked(w: Any) -> Any:
+        if w.unfenced is not None:
+            w.unfenced |= slots
+        if w.loading and not slots.isdisjoint(w.loading):
+            add(
+                "uncommitted",
+                f"{instr.op} uses a register of a tcgen05.ld that no tcgen05.wait::ld has completed",
+                instr,
+                (w.name,),
+            )
         if w.pending and not slots.isdisjoint(w.pending):
             add(
                 "uncommitted",

@@ -67,6 +67,8 @@ class Warp:
         self.local: dict[Any, Any] = {}  # state that operations keep per warp (bulk groups, wgmma groups, barriers)
         self.fenced: npt.NDArray[np.int32] | None = None  # what the last release fence lets a relaxed arrive publish
         self.pending: dict[int, int] = {}  # registers that a wgmma in flight writes
+        self.loading: set[int] = set()  # registers that a tcgen05.ld writes, until tcgen05.wait::ld
+        self.unfenced: set[int] | None = None  # registers of wgmma used since its last fence; None: it had none
         self.done = False
 
     # state for the scheduler

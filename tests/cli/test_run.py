@@ -280,17 +280,17 @@ def broken(plan, pack, workspace):
 
 def test_an_executor_runs_the_plan_of_an_absent_device(cli, cli_json, graph_file, engines, site):
     (site / "acme_emulator.py").write_text(EXECUTOR)
-    points = "[cudnn_core.executors]\nemulator = acme_emulator:emulate\nbroken = acme_emulator:broken\n"
+    points = "[cudnn_core.executors]\nacme = acme_emulator:emulate\nbroken = acme_emulator:broken\n"
     write_dist(site, "acme-emulator", entry_points=points)
     cudnn_core.refresh()
     with engines(isolated=False, one={"devices": ["cuda"], "sm": ["90a"], "aot": True}):
         arguments = ("run", graph_file(), "--device", "H200", "--executor")
-        code, document = cli_json(*arguments, "emulator")
+        code, document = cli_json(*arguments, "acme")
         assert code == 0, document
-        assert (document["engine"], document["executor"]) == ("one:add@1", "emulator")
+        assert (document["engine"], document["executor"]) == ("one:add@1", "acme")
         code, _, err = cli(*arguments, "broken")
         assert code == 1
         assert "executor broken raised OSError: no emulator here" in err
-        code, _, err = cli(*arguments, "emulater")
+        code, _, err = cli(*arguments, "acmee")
     assert code == 3
-    assert "did you mean 'emulator'" in err
+    assert "did you mean 'acme'" in err

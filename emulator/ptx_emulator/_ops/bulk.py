@@ -104,7 +104,8 @@ def _record(w: Any, instr: Instruction, rank: int) -> Access:
 
 
 def _after(w: Any, *accesses: Access) -> Any:
-    clocks = w.known.copy()
+    """What the completion of these accesses publishes; the warp's later events are not part of it."""
+    clocks = w.release()
     for access in accesses:
         clocks[:, access.agent] = access.clock
     return clocks

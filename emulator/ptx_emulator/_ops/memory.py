@@ -233,7 +233,7 @@ def _st_async(instr: Instruction, ctx: Context) -> Run:
             offset = np.array([place[1]])
             if not place[0].shared.check_chunks(offset, values.shape[1], access, True) or found is None:
                 continue
-            clocks, row = w.known.copy(), values[lane].copy()
+            clocks, row = w.release(), values[lane].copy()
             clocks[:, slot] = access.clock
 
             def complete(found: Any = found, place: Any = place, row: Any = row, clocks: Any = clocks,

@@ -1,8 +1,7 @@
 """tcgen05 instructions: allocation, mma, cp, ld, st, commit (PTX ISA 9.7.17).
 
 Contract: mma, cp and commit of one warp complete in issue order through the cluster's queue; ld and st take effect at
-once. Not checked, because known-good kernels do without or the compiler supplies them: tcgen05.wait::ld/st,
-tcgen05.fence, the collector hints.
+once, but the registers of ld count as in flight until tcgen05.wait::ld. Not checked: tcgen05.fence, the collector hints.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from .._clocks import Access
 from .._findings import UnsupportedError
 from .._fragments import tmem_map
 from .._memory import OFFSET_MASK
-from .._ptx import Addr, Imm, Instruction, Operand, Vec
+from .._ptx import Addr, Imm, Instruction, Operand, Reg, Vec
 from .._schedule import Wait
 from .._tcgen05 import CopyOp, MatrixOp
 from .._translate import Context, Run
@@ -51,6 +50,8 @@ def _tcgen05(instr: Instruction, ctx: Context) -> Run:
              "ld": _ld, "st": _st, "commit": _commit}  # fmt: skip
     if action in table:
         return table[action](instr, ctx)
+    if action == "wait::ld":
+        return lambda w: w.loading.clear()
     if action.startswith(("wait", "fence")):
         return lambda w: None
     raise UnsupportedError(instr.op, instr.line)
@@ -247,7 +248,8 @@ def _ld(instr: Instruction, ctx: Context) -> Run:
         raise UnsupportedError(instr.op, instr.line)
     split = instr.operands[2] if len(instr.operands) > 2 else None
     items, lanes, columns, packed, height = _access(instr, ctx, instr.operands[0], split)
-    writers = [ctx.writer(o, instr) for o in items]
+    writers, slots = [ctx.writer(o, instr) for o in items], {o.slot for o in items if isinstance(o, Reg)}
+    ctx.watch |= slots
     address, check = ctx.uniform_address(instr.operands[1], instr), ctx.require_warp(instr)
     count = ctx.machine.findings.count
 
@@ -264,6 +266,7 @@ def _ld(instr: Instruction, ctx: Context) -> Run:
             values = data[lanes + lane, start + columns]
         count("bytes.tcgen05.ld", values.size * 4)
         values = np.ascontiguousarray(values.T)
+        w.loading |= slots
         for i, write in enumerate(writers):
             write(w, values[i])
 

@@ -3,7 +3,8 @@
 Contract: each warp of the group computes its 16 rows of D. An operation is checked at issue and writes its
 accumulators when the schedule completes it; operations of a warp complete in order. Using an accumulator register
 between the issue and the wait_group that covers it is an `uncommitted` finding (the translator adds the check to the
-instructions that read such registers). Not checked: wgmma.fence, writes to A registers in flight.
+instructions that use such registers); so is an operation on accumulators or A registers that other instructions used
+since the last wgmma.fence, and the first operation without one (9.7.16.7.1). Not checked: writes to A registers in flight.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _groups(w: Any) -> _Groups:
 def _wgmma(instr: Instruction, ctx: Context) -> Run:
     action = instr.modifiers[0]
     if action == "fence":
-        return lambda w: None
+        return _fence(instr)
     if action == "commit_group":
 
         def commit(w: Any) -> None:
@@ -64,6 +65,13 @@ def _wgmma(instr: Instruction, ctx: Context) -> Run:
     if action == "mma_async" and "sp" not in instr.modifiers:
         return _mma(instr, ctx)
     raise UnsupportedError(instr.op, instr.line)
+
+
+def _fence(instr: Instruction) -> Run:
+    def run(w: Any) -> None:
+        w.unfenced = set()
+
+    return run
 
 
 def _wait(instr: Instruction, ctx: Context) -> Run:
@@ -102,10 +110,11 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
     if not isinstance(operands[0], Vec):
         raise UnsupportedError(instr.op, instr.line)
     slots = [o.slot for o in operands[0].items if isinstance(o, Reg)]
-    ctx.watch.update(slots)
     in_registers = isinstance(operands[1], Vec)
     a_slots = [ctx.slot(o, np.uint32, instr) for o in ctx.vector(operands[1])] if in_registers else []
     a_desc = None if in_registers else ctx.uniform(operands[1], np.uint64, instr)
+    used = {*slots, *(o.slot for o in ctx.vector(operands[1]) if in_registers and isinstance(o, Reg))}
+    ctx.watch |= used
     b_desc, enable = ctx.uniform(operands[2], np.uint64, instr), ctx.predicate(operands[3], instr)
     extra = [o.value for o in operands[4:] if isinstance(o, Imm)]
     a_sign, b_sign = (extra[0], extra[1]) if len(extra) >= 2 else (1, 1)
@@ -123,6 +132,9 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
     def run(w: Any) -> None:
         check(w)
         groups = _groups(w)
+        if w.unfenced is None or not used.isdisjoint(w.unfenced):
+            why = "no wgmma.fence precedes it" if w.unfenced is None else "its registers were used since the last one"
+            findings.add("uncommitted", f"{instr.op} without wgmma.fence: {why}", instr, (w.name,))
         clock = w.cta.cluster.agents.tick(w.engine)
         access = Access(w.engine, clock, w.known, False, instr)
         region, who, ok = w.cta.shared, w.name, True

@@ -109,9 +109,7 @@ class Device:
 
     def launch(self, cubin, recorded, arrays, encode):
         """Run the kernel on copies of `arrays` (output last); what the output holds then."""
-        function = self.call(
-            "cuModuleGetFunction", self.call("cuModuleLoadData", cubin), recorded["entry"].encode()
-        )
+        function = self.call("cuModuleGetFunction", self.call("cuModuleLoadData", cubin), recorded["entry"].encode())
         buffers = [self.call("cuMemAlloc", array.nbytes) for array in arrays]
         for buffer, array in zip(buffers, arrays, strict=True):
             self.call("cuMemcpyHtoD", buffer, array.ctypes.data, array.nbytes)

@@ -118,7 +118,7 @@ def tcgen05_gemm(
     a_pointer: cute.Pointer, b_pointer: cute.Pointer, c_pointer: cute.Pointer,
     group: cutlass.Constexpr, tile_k: cutlass.Constexpr,
 ):  # fmt: skip
-    rows, stages = 128 * group, K // tile_k // 2
+    rows, stages = 128 * group, min(2, K // tile_k // 2)
     a = cute.make_tensor(a_pointer, cute.make_ordered_layout((rows, K), (1, 0)))
     b = cute.make_tensor(b_pointer, cute.make_ordered_layout((N, K), (1, 0)))
     c = cute.make_tensor(c_pointer, cute.make_ordered_layout((rows, N), (1, 0)))
