@@ -30,7 +30,7 @@ help:
 	@echo 'make test-all  the slow sweeps too        make gpu-test  the tests that need a GPU'
 	@echo 'make bench     host overhead              make lint      ruff and mypy'
 	@echo 'make format    rewrite the sources        make docs      rewrite what pages show'
-	@echo 'make clean     remove .venv and caches'
+	@echo 'make clean     remove .venv and caches    make bench-emulator  time of the PTX emulator'
 
 demo: $(ENV)
 	@$(PY) examples/sentence_search $(ARGS)

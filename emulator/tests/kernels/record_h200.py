@@ -134,30 +134,38 @@ def run(folder, target):
     """Launch every case in both forms and keep the outputs."""
     recording = runpy.run_path(str(HERE.parent / "_recorded.py"))["recording"]
     device, kept, index, failed = Device(), {}, {}, []
-    print(f"{device.name}, driver API {device.version}")
-    print(f"{'case':20} {'inputs':>10} {'equal':5} {'nan':>5} {'inf':>5} {'largest':>10} {'error':>9}")
-    for case, (key, _) in CASES.items():
+
+    def launch(case, encode):
+        key = CASES[case][0]
         shape, dtype = SHAPES[key][-1]
         arrays = [*inputs(case), np.full(shape, np.nan, dtype)]
         cubin = (Path(folder) / f"{key}.cubin").read_bytes()
-        results = [device.launch(cubin, recording(key), arrays, encode) for encode in (True, True, False)]
-        equal = all(result.tobytes() == results[0].tobytes() for result in results)
+        return arrays[:-1], device.launch(cubin, recording(key), arrays, encode)
+
+    print(f"{device.name}, driver API {device.version}")
+    print(f"{'case':20} {'inputs':>10} {'equal':5} {'nan':>5} {'inf':>5} {'largest':>10} {'error':>9}")
+    for case in CASES:
+        arrays, result = launch(case, encode=True)
+        equal = result.tobytes() == launch(case, encode=True)[1].tobytes()
         with np.errstate(all="ignore"):
             wide = [array.astype(np.float64) for array in arrays]
-            answer = 2 * wide[0] if len(arrays) == 2 else wide[0] @ wide[1].T
-            finite = np.isfinite(answer) & (np.abs(answer) < 3e38)
-            error = float(np.abs(results[0] - answer)[finite].max())
+            answer = 2 * wide[0] if len(arrays) == 1 else wide[0] @ wide[1].T
+            finite = np.isfinite(answer) & (np.abs(answer) < 3.4e38)
+            error = float(np.abs(result - answer)[finite].max())
             size = float(np.abs(answer[finite]).max())
         # nothing but a plausibility check: 2^-12 of the largest value is far above any order of accumulation
-        good = equal and error <= size * 2**-12 and (finite == np.isfinite(results[0])).all()
+        good = equal and error <= size * 2**-12 and bool((finite == np.isfinite(result)).all())
         failed += [] if good else [case]
-        print(f"{case:20} {crc(arrays[:-1]):#010x} {equal!s:5} {np.isnan(results[0]).sum():5} {np.isinf(results[0]).sum():5}"
+        print(f"{case:20} {crc(arrays):#010x} {equal!s:5} {np.isnan(result).sum():5} {np.isinf(result).sum():5}"
               f" {size:10.4g} {error:9.3g}{'' if good else '  FAILED'}")  # fmt: skip
-        kept[case.replace("/", ".")] = results[0]
-        index[case] = crc(arrays[:-1])
+        kept[case.replace("/", ".")] = result
+        index[case] = crc(arrays)
     index["device"], index["driver"] = device.name, int(device.version)
-    kept["index"] = np.frombuffer(json.dumps(index).encode(), np.uint8)
-    np.savez_compressed(target, **kept)
+    index_bytes = np.frombuffer(json.dumps(index).encode(), np.uint8)
+    np.savez_compressed(target, index=index_bytes, **kept)
+    for case in CASES:  # last: a map that the GPU refuses ends every launch of this process
+        if launch(case, encode=False)[1].tobytes() != kept[case.replace("/", ".")].tobytes():
+            failed.append(f"{case} with the recorded maps")
     print(f"{target}: {Path(target).stat().st_size} bytes", f"FAILED: {failed}" if failed else "ok")
     return bool(failed)
 
