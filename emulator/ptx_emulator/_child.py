@@ -174,7 +174,7 @@ def run(job: Mapping[str, Any], send: Any) -> None:
         try:
             report = run_ptx(launch.text, launch.kernel, launch.grid, launch.block, launch.cluster, launch.params,
                              job["seed"], job["check"], launch.dynamic_smem, job["limits"],
-                             schedule=job["schedule"], buffers=buffers, outputs=fresh, observe=watch)  # fmt: skip
+                             schedule=job["schedule"], strict=job["strict"], buffers=buffers, outputs=fresh, observe=watch)  # fmt: skip
         finally:
             watch.stop()
         findings += report.findings

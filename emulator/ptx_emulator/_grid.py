@@ -40,13 +40,14 @@ class Machine:
     """State that outlives a cluster: code, global memory, parameters, findings."""
 
     def __init__(self, module: Module, entry: Entry, grid: Any, block: Any, cluster: Any, seed: int, check: str,
-                 dynamic_smem: int, limits: Limits | Mapping[str, Any] | None, schedule: str) -> None:  # fmt: skip
+                 dynamic_smem: int, limits: Limits | Mapping[str, Any] | None, schedule: str,
+                 strict: bool) -> None:  # fmt: skip
         self.module, self.entry = module, entry
         self.grid, self.block, self.cluster = _dims(grid, "grid"), _dims(block, "block"), _dims(cluster, "cluster")
         self.findings = Findings(seed, check)
         self.limits = Limits.of(module.target, limits)
         self.threads = self.block[0] * self.block[1] * self.block[2]
-        self.seed, self.schedule = seed, schedule
+        self.seed, self.schedule, self.strict = seed, schedule, strict
         self.dynamic_smem = dynamic_smem
         self.aborted = False
         self.depth = 0
@@ -176,6 +177,7 @@ def run_ptx(
     limits: Limits | Mapping[str, Any] | None = None,
     *,
     schedule: str = "late",
+    strict: bool = False,
     buffers: Sequence[Any] | Mapping[int, Any] = (),
     outputs: Sequence[Any] = (),
     observe: Callable[[Machine], None] | None = None,
@@ -188,6 +190,8 @@ def run_ptx(
         args: one value per parameter: a numpy array or CPU torch tensor (its address is passed and its extent
             registered), a number (packed by the parameter's type) or bytes (a raw parameter such as a tensor map).
         seed, schedule: see `_schedule`; check="raise" raises `FindingError` at the first finding.
+        strict: also report what the ISA asks for but known-good kernels leave to the compiler: tcgen05.wait::ld before
+            registers are used, tcgen05.wait::st, wgmma.fence after every use of its registers.
         dynamic_smem: bytes of dynamic shared memory.
         limits: `Limits`, or a mapping that overrides those of the module's target.
         buffers: further tensors that raw parameters point to, or a mapping address -> uint8 array.
@@ -204,7 +208,7 @@ def run_ptx(
     kernel = module.entries[entry]
     if len(args) != len(kernel.params):
         raise EmulationError(f"{entry} has {len(kernel.params)} parameters, {len(args)} arguments given")
-    machine = Machine(module, kernel, grid, block, cluster, seed, check, dynamic_smem, limits, schedule)
+    machine = Machine(module, kernel, grid, block, cluster, seed, check, dynamic_smem, limits, schedule, strict)
     fresh = {id(o) for o in outputs}
     if isinstance(buffers, Mapping):
         for address, data in buffers.items():

@@ -77,6 +77,7 @@ def launch(
     seed: int = 0,
     check: str = "report",
     schedule: str = "late",
+    strict: bool = False,
     limits: Any = None,
     buffers: Sequence[Any] = (),
     outputs: Sequence[Any] = (),
@@ -92,7 +93,7 @@ def launch(
             `object` and `ptx` (`cudnn_core.Artifact`), or the bytes or path of an object of `export_to_c`.
         args: what the compiled function takes; torch and numpy CPU tensors are written in place. An exported object
             takes the arguments of its header: see `Descriptor` and the README.
-        seed, check, schedule: as of `run_ptx`.
+        seed, check, schedule, strict: as of `run_ptx`.
         limits: `Limits`, a mapping, an arch name or a `cudnn_core.DeviceInfo`; default: those of the PTX's target.
         buffers: tensors that arguments point to without being arguments themselves.
         outputs: those tensors whose contents count as uninitialised at launch.
@@ -104,7 +105,7 @@ def launch(
     """
     subject = _subject(compiled, ptx, entry)
     with _packed(subject, args, buffers, outputs) as (arena, packed):
-        return run_host(subject, packed, arena, seed=seed, check=check, schedule=schedule, limits=limits,
+        return run_host(subject, packed, arena, seed=seed, check=check, schedule=schedule, strict=strict, limits=limits,
                         timeout=timeout, progress=progress)  # fmt: skip
 
 
@@ -137,6 +138,7 @@ def run_host(
     seed: int = 0,
     check: str = "report",
     schedule: str = "late",
+    strict: bool = False,
     limits: Any = None,
     timeout: float = 600.0,
     progress: bool | None = None,
@@ -144,7 +146,7 @@ def run_host(
     """Run a subject on packed arguments (host addresses in them) whose memory `arena` has; the arena is placed here."""
     if check not in ("report", "raise"):
         raise ValueError(f'check must be "report" or "raise", not {check!r}')
-    job = _job(subject, packed, arena, limits, seed=seed, check=check, schedule=schedule)
+    job = _job(subject, packed, arena, limits, seed=seed, check=check, schedule=schedule, strict=strict)
     document = _run(job, subject, arena, timeout, progress)["report"]
     return Report(tuple(_finding(f) for f in document["findings"]), document["counts"])
 
@@ -205,7 +207,7 @@ def _packed(subject: Subject, args: Sequence[Any], buffers: Sequence[Any], outpu
 
 
 def _job(subject: Subject, packed: Sequence[bytes], arena: Arena, limits: Any, *, seed: int = 0, check: str = "report",
-         schedule: str = "late", record: bool = False) -> dict[str, Any]:  # fmt: skip
+         schedule: str = "late", strict: bool = False, record: bool = False) -> dict[str, Any]:  # fmt: skip
     found = device_limits(subject.target, limits)
     function = host_function(subject.object, subject.entry)
     arena.place()
@@ -220,6 +222,7 @@ def _job(subject: Subject, packed: Sequence[bytes], arena: Arena, limits: Any, *
         "seed": int(seed),
         "check": check,
         "schedule": schedule,
+        "strict": strict,
         "record": record,
     }
 

@@ -95,9 +95,7 @@ class Context:
         self.dtypes: list[Any] = []
         self.specials: list[tuple[int, Callable[[Any, int], Any]]] = []
         self._known: dict[Any, int] = {}
-        self.watch: set[int] = (
-            set()
-        )  # registers that wgmma or tcgen05.ld access asynchronously: their users are checked
+        self.watch: set[int] = set()  # registers of wgmma and tcgen05.ld, whose users are checked
         for kind in self.entry.registers:
             if kind == "b128":
                 self._new(np.zeros((32, 2), np.uint64))

@@ -6,6 +6,7 @@ and the statement that replaces it ("" removes it). It makes one mutant per matc
 kernels make harmless are not made; `HARMLESS` lists them with the reason, so that the choice can be checked.
 """
 
+import random
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -212,3 +213,15 @@ def mutants_of(kernel: str, recorded: dict) -> list[Mutant]:
                 edited = [rewrite(raw) if i == j else raw for j, raw in enumerate(parameters)]
                 made.append(Mutant(group, kernel, label, -i, f"parameter {i}", None, edited))
     return made
+
+
+def sample(mutants: list[Mutant], count: int = 250, seed: int = 0) -> list[Mutant]:
+    """`count` mutants, the same for the same seed: one of every family in every kernel, then others at random."""
+    mixed = list(mutants)
+    random.Random(seed).shuffle(mixed)
+    first: dict[tuple[str, str], Mutant] = {}
+    for mutant in mixed:
+        first.setdefault((mutant.kernel, mutant.label), mutant)
+    taken = list(first.values())
+    names = {id(mutant) for mutant in taken}
+    return taken + [mutant for mutant in mixed if id(mutant) not in names][: max(count - len(taken), 0)]

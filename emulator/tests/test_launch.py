@@ -43,7 +43,7 @@ def run_axpy(add, x, y, scale=2.0, n=None, **options):
     tail = Descriptor(x, shapes=[0])
     if n is not None:
         tail.tail = struct.pack("<i", n)
-    return launch(add, tail, Descriptor(y, shapes=[0]), scale, ptx=axpy(), **options)
+    return launch(add, tail, Descriptor(y, shapes=[0]), scale, ptx=options.pop("ptx", axpy()), **options)
 
 
 # --- running
@@ -173,6 +173,19 @@ def test_more_dynamic_shared_memory_than_was_set_is_a_finding():
     assert "2000 bytes of dynamic shared memory" in finding.message
     with pytest.raises(FindingError):
         launch(grown, y, 1.0, 8, ptx=axpy(), check="raise")
+
+
+def test_a_strict_launch_applies_the_strict_rules(add):
+    x, y = vectors(32)
+    hasty = """ .shared .b32 where; .reg .b32 %t<4>; mov.b32 %t0, where;
+ tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%t0], 32; ld.shared.b32 %t1, [%t0]; mov.b32 %t2, 0;
+ tcgen05.st.sync.aligned.32x32b.x1.b32 [%t1], {%t2}; tcgen05.wait::st.sync.aligned;
+ tcgen05.ld.sync.aligned.32x32b.x1.b32 {%t2}, [%t1]; add.u32 %t2, %t2, 1; tcgen05.wait::ld.sync.aligned;
+ tcgen05.dealloc.cta_group::1.sync.aligned.b32 %t1, 32; ret;"""
+    text = re.sub(r"(?<!\S)ret;", lambda _: hasty, axpy())
+    assert not run_axpy(add, x, y, ptx=text).findings
+    (finding,) = run_axpy(add, x, y, ptx=text, strict=True).findings
+    assert finding.kind == "uncommitted"
 
 
 # --- errors

@@ -30,7 +30,7 @@ def numbers(rows, columns, dtype=np.float16):
 
 
 def wgmma(fence="fence.proxy.async.shared::cta;", waiting="wgmma.wait_group.sync.aligned 0;", commit="wgmma.commit_group.sync.aligned;",
-          leading=128, **options):  # fmt: skip
+          leading=128, ordered="wgmma.fence.sync.aligned;", touched="", **options):  # fmt: skip
     a, b, d = numbers(64, 16), numbers(8, 16), np.full((64, 8), np.nan, np.float32)
     high = (leading >> 4) << 16 | (256 >> 4) << 32
     body = (
@@ -38,7 +38,7 @@ def wgmma(fence="fence.proxy.async.shared::cta;", waiting="wgmma.wait_group.sync
         + f"""
  add.u32 %r10, %r2, 1024; bfe.u32 %r10, %r10, 4, 14; cvt.u64.u32 %rd6, %r10; or.b64 %rd6, %rd6, {high};
  add.u32 %r11, %r2, 3072; bfe.u32 %r11, %r11, 4, 14; cvt.u64.u32 %rd7, %r11; or.b64 %rd7, %rd7, {high};
- mov.pred %p3, 0; wgmma.fence.sync.aligned;
+ mov.pred %p3, 0; {ordered} {touched}
  wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{%f1, %f2, %f3, %f4}}, %rd6, %rd7, %p3, 1, 1, 0, 0;
  {commit} {waiting}
  shr.u32 %r12, %r1, 5; and.b32 %r13, %r1, 31; shr.u32 %r14, %r13, 2; and.b32 %r15, %r13, 3; mad.lo.u32 %r16, %r12, 16, %r14;
@@ -75,6 +75,14 @@ def test_accumulators_used_before_the_wait_are_found():
     assert "uncommitted" in kinds(report)
     assert (got != expected).any()
     assert "uncommitted" in kinds(wgmma(commit="")[2])
+
+
+def test_a_wgmma_without_its_fence_is_found():
+    assert kinds(wgmma(ordered="")[2]) == {"uncommitted"}
+    touched = "mov.b32 %f2, 0f00000000;"  # public kernels have such moves
+    assert not kinds(wgmma(touched=touched)[2])
+    assert kinds(wgmma(touched=touched, strict=True)[2]) == {"uncommitted"}
+    assert not kinds(wgmma(strict=True)[2])
 
 
 def test_a_wgmma_operand_outside_shared_memory_is_found():
@@ -173,6 +181,10 @@ def test_tensor_memory_store_and_load_round_trip():
  tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r4}; tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r5}, [%r3];
  tcgen05.wait::ld.sync.aligned; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd1, %rd2; st.global.b32 [%rd1], %r5;
  tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 32;"""
-    report = launch(body, [out], ".param .u64 out", shared=16)
+    report = launch(body, [out], ".param .u64 out", shared=16, strict=True)
     assert out.tolist() == [3 * i for i in range(32)]
     assert not report.findings
+    for waiting, kind in (("tcgen05.wait::st", "race"), ("tcgen05.wait::ld", "uncommitted")):
+        hasty = body.replace(f"{waiting}.sync.aligned;", "")
+        assert not kinds(launch(hasty, [out], ".param .u64 out", shared=16))
+        assert kinds(launch(hasty, [out], ".param .u64 out", shared=16, strict=True)) == {kind}

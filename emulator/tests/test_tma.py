@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ptx_emulator import EmulationError
 from ptx_emulator._layout import TensorMap, encode_tensor_map, swizzle
 
 S = runpy.run_path(str(Path(__file__).with_name("_snippets.py")))
@@ -115,6 +116,24 @@ def test_a_missing_wait_is_a_race():
     assert "race" in kinds(load(array, (32, 8), waiting="", schedule="eager")[1])
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_the_completion_of_a_copy_orders_only_what_its_issuer_did_before(late):
+    array, note = aligned((16, 64), np.float16, 1), "st.shared.b32 [%r2+32], 7;"
+    body = f"""
+ mov.u32 %r1, %tid.x; mov.b32 %r2, smem; setp.ne.u32 %p1, %r1, 0; @%p1 bra READY;
+ mbarrier.init.shared.b64 [%r2], 1; fence.mbarrier_init.release.cluster;
+READY: bar.sync 0; @%p1 bra OTHERS; mbarrier.arrive.expect_tx.shared.b64 %rd2, [%r2], 512; {"" if late else note}
+ mov.b64 %rd3, map; cvta.param.u64 %rd3, %rd3;
+ cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r2+1024], [%rd3, {{%r1, %r1}}], [%r2];
+ {note if late else ""} ret;
+OTHERS: {wait("%r2", 0, "W")} setp.ne.u32 %p2, %r1, 32; @!%p2 ld.shared.b32 %r5, [%r2+32];
+"""
+    report = launch(
+        body, [tensor_map(array, (32, 8))], ".param .align 64 .b8 map[128]", shared=2048, block=64, buffers=[array]
+    )
+    assert kinds(report) == ({"race"} if late else set())
+
+
 def test_too_few_expected_bytes_are_found():
     array = aligned((8, 32), np.float32, 1.0)
     for schedule in ("late", "eager", "random"):
@@ -139,6 +158,25 @@ def test_an_illegal_map_is_found():
     bad = launch(LOAD.replace(".2d.", ".3d.").format(x=0, y="0, 0", size=1024, expect=1024, fence="", wait=""), [raw, np.zeros(1024, np.uint8)],
                  PARAMS, shared=2048, buffers=[array])  # fmt: skip
     assert "descriptor" in kinds(bad)
+
+
+def test_a_box_that_is_no_multiple_of_16_bytes_is_found():
+    array = aligned((16, 64), np.float16, 1)
+    report = load(array, (60, 8), fields={"swizzle": "128B"})[-1]
+    assert "descriptor" in kinds(report)
+    assert "multiple of 16 bytes" in report.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("name", "when"), [("__init__", "an instruction of cta 0 warp 0"), ("fetch", "the completion of")]
+)
+def test_an_exception_of_the_emulator_names_the_instruction(monkeypatch, name, when):
+    def fail(*_):
+        raise IndexError("too far")
+
+    monkeypatch.setattr(f"ptx_emulator._tma.Box.{name}", fail)
+    with pytest.raises(EmulationError, match=rf"{when}.*PTX line \d+ \(cp\.async\.bulk.*IndexError: too far"):
+        load(aligned((16, 64), np.float16, 1), (32, 8))
 
 
 def test_a_map_larger_than_its_tensor_is_out_of_bounds():

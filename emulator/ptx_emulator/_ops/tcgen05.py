@@ -1,7 +1,8 @@
 """tcgen05 instructions: allocation, mma, cp, ld, st, commit (PTX ISA 9.7.17).
 
 Contract: mma, cp and commit of one warp complete in issue order through the cluster's queue; ld and st take effect at
-once, but the registers of ld count as in flight until tcgen05.wait::ld. Not checked: tcgen05.fence, the collector hints.
+once. In a strict run the registers of ld count as in flight until tcgen05.wait::ld, and st is an access of the warp's
+engine until tcgen05.wait::st; known-good kernels leave both to the compiler. Not checked: tcgen05.fence, collector hints.
 """
 
 from __future__ import annotations
@@ -52,9 +53,16 @@ def _tcgen05(instr: Instruction, ctx: Context) -> Run:
         return table[action](instr, ctx)
     if action == "wait::ld":
         return lambda w: w.loading.clear()
+    if action == "wait::st":
+        return _wait_stores
     if action.startswith(("wait", "fence")):
         return lambda w: None
     raise UnsupportedError(instr.op, instr.line)
+
+
+def _wait_stores(w: Any) -> None:
+    clock = w.local.get("tcgen05.st", 0)
+    w.known[:, w.engine] = np.maximum(w.known[:, w.engine], clock)
 
 
 def _peer_allocation(peer: Any, count: int) -> Wait:
@@ -231,7 +239,7 @@ def _access(instr: Instruction, ctx: Context, vector: Operand, split: Operand | 
 
 
 def _place(
-    w: Any, address: int, height: int, columns: Any, packed: bool, instr: Instruction, writes: bool
+    w: Any, address: int, height: int, columns: Any, packed: bool, instr: Instruction, writes: bool, access: Access
 ) -> tuple[int, int, bool]:
     lane, start = address >> 16 & 0xFFFF, address & 0xFFFF
     if lane // 32 != w.index % 4 or (lane % 32 and (height == 32 or lane % 16)):
@@ -239,7 +247,7 @@ def _place(
                                f"{w.index % 4 * 32 + 31}", instr, (w.name,))  # fmt: skip
     width = (int(columns.max()) + 1) * (2 if packed else 1)
     slabs = tuple(range(lane // 16, (lane + height) // 16))
-    ok = w.cta.tensor.check(slabs, start, width, w.access(instr), writes, w.name)
+    ok = w.cta.tensor.check(slabs, start, width, access, writes, w.name)
     return lane, start, ok and lane + height <= 128
 
 
@@ -249,13 +257,15 @@ def _ld(instr: Instruction, ctx: Context) -> Run:
     split = instr.operands[2] if len(instr.operands) > 2 else None
     items, lanes, columns, packed, height = _access(instr, ctx, instr.operands[0], split)
     writers, slots = [ctx.writer(o, instr) for o in items], {o.slot for o in items if isinstance(o, Reg)}
-    ctx.watch |= slots
+    strict = ctx.machine.strict
+    if strict:
+        ctx.watch |= slots
     address, check = ctx.uniform_address(instr.operands[1], instr), ctx.require_warp(instr)
     count = ctx.machine.findings.count
 
     def run(w: Any) -> None:
         check(w)
-        lane, start, ok = _place(w, address(w), height, columns, packed, instr, False)
+        lane, start, ok = _place(w, address(w), height, columns, packed, instr, False, w.access(instr))
         if not ok:
             return
         data = w.cta.tensor.data
@@ -266,7 +276,8 @@ def _ld(instr: Instruction, ctx: Context) -> Run:
             values = data[lanes + lane, start + columns]
         count("bytes.tcgen05.ld", values.size * 4)
         values = np.ascontiguousarray(values.T)
-        w.loading |= slots
+        if strict:
+            w.loading |= slots
         for i, write in enumerate(writers):
             write(w, values[i])
 
@@ -276,13 +287,17 @@ def _ld(instr: Instruction, ctx: Context) -> Run:
 def _st(instr: Instruction, ctx: Context) -> Run:
     split = instr.operands[1] if len(instr.operands) > 2 else None
     items, lanes, columns, packed, height = _access(instr, ctx, instr.operands[-1], split)
-    slots = [ctx.slot(o, np.uint32, instr) for o in items]
+    slots, strict = [ctx.slot(o, np.uint32, instr) for o in items], ctx.machine.strict
     address, check = ctx.uniform_address(instr.operands[0], instr), ctx.require_warp(instr)
     count = ctx.machine.findings.count
 
     def run(w: Any) -> None:
         check(w)
-        lane, start, ok = _place(w, address(w), height, columns, packed, instr, True)
+        access = w.access(instr)
+        if strict:
+            access = _engine(w, instr)._replace(generic=True)
+            w.local["tcgen05.st"] = access.clock
+        lane, start, ok = _place(w, address(w), height, columns, packed, instr, True, access)
         if not ok:
             return
         data = w.cta.tensor.data
