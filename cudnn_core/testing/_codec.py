@@ -21,7 +21,6 @@ __all__ = [
     "encode",
     "format_of",
     "half_spacing",
-    "is_nan_code",
     "specials",
 ]
 
@@ -167,12 +166,6 @@ def half_spacing(dtype: str, magnitude: Array) -> Array:
     size = np.minimum(np.nan_to_num(magnitude, nan=0.0, posinf=form.largest), form.largest)
     _, exponent = np.frexp(size)
     return np.ldexp(1.0, np.maximum(exponent - 1, form.emin) - form.mantissa - 1)
-
-
-def is_nan_code(codes: Array, dtype: str) -> Array:
-    import numpy as np
-
-    return np.isnan(decode(codes, dtype))
 
 
 def specials(dtype: str) -> list[float]:

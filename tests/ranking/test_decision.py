@@ -364,7 +364,7 @@ def test_a_long_list_of_reasons_is_cut_with_a_count():
 
 
 def test_the_folded_table_cuts_a_reason_and_never_its_origin():
-    origin = f"/work/{'a' * 200}/site.toml:5"
+    origin = f"/srv/{'a' * 200}/site.toml:5"
     long = Decline("config.avoided", "a:e", ["x" * 40] * 9, origin=origin)
     line = decision([declined("a:e@1", long, K8)]).table().splitlines()[1]
     assert line.endswith(f"... [{origin}] +1 more")
