@@ -58,6 +58,11 @@ class InstructionDescriptor(NamedTuple):
         return KINDS[self.kind][1]
 
     @property
+    def container(self) -> int:
+        """Bits of the container of a narrow element in shared memory (`decode_elements`), 0 where types are packed."""
+        return 8 if self.kind in ("f8f6f4", "mxf8f6f4") else 0
+
+    @property
     def block_scaled(self) -> bool:
         return KINDS[self.kind][3]
 
@@ -69,14 +74,15 @@ def _fields(value: int, kind: str, arch: str) -> tuple[int, int]:
     code = value >> 10 & (3 if bits == 4 else 7)
     if bits == 4:
         mode = value >> 31 & 1 | (value >> 3 & 1) << 1
-        return {0: 64, 1: 96, 2: 128}.get(mode, 0), code
+        known = {0: 64, 1: 96, 2: 128} if new else {0: 64, 1: 96} if arch.startswith("sm_103") else {0: 64}
+        return known.get(mode, 0), code
     bit = 31 if scaled else 29
     wide = new and bits == 8 and value >> bit & 1
     return base * (2 if wide else 1), code
 
 
 def decode_instruction(value: int, kind: str, arch: str = "sm_100a") -> InstructionDescriptor:
-    """`kind` without "kind::". Sparse instructions double K."""
+    """`kind` without "kind::". Sparse instructions double K; K is 0 where the target does not define its code."""
     formats, _, _, scaled = KINDS[kind]
     k, b_code = _fields(value, kind, arch)
     a_code = value >> 7 & 7
@@ -171,15 +177,32 @@ def _shape_problem(desc: InstructionDescriptor, cta_group: int, ws: bool) -> str
     return "" if legal else f"shape M={m} N={n} is not defined for kind::{desc.kind}, cta_group::{cta_group}"
 
 
-def instruction_problems(desc: InstructionDescriptor, cta_group: int = 1, ws: bool = False) -> list[str]:
-    """Why the descriptor is illegal (empty: legal)."""
+def _scale_problem(desc: InstructionDescriptor, vector: int) -> str:
+    """Scale-factor ids by the factors per row (ISA 9.7.16.10.7.2); `vector` is the block size."""
+    legal = {16: (0,), 32: (0, 2)}[vector] if desc.element_bits == 4 else (0, 1, 2, 3)
+    if desc.k == 96:
+        legal = (0, 2) if vector == 16 else (0, 1, 2, 3)
+    wrong = [i for i in (desc.a_scale_id, desc.b_scale_id) if i not in legal]
+    if not wrong:
+        return ""
+    return f"scale factor id {wrong[0]} is not defined for blocks of {vector} and K={desc.k}"
+
+
+def instruction_problems(
+    desc: InstructionDescriptor, cta_group: int = 1, ws: bool = False, vector: int = 0
+) -> list[str]:
+    """Why the descriptor is illegal (empty: legal). `vector`: elements per scale factor, 0 without scaling."""
     problems = [
         f"format code {f[7:]} is not defined"
         for f in (desc.a_format, desc.b_format, desc.accumulator, desc.scale_format)
         if f.startswith("invalid")
     ]
     if desc.k == 0:
-        problems.append("undefined K code")
+        problems.append("undefined K code for this target")
+    elif vector and desc.block_scaled and _scale_problem(desc, vector):
+        problems.append(_scale_problem(desc, vector))
+    if desc.k == 96 and cta_group == 2 and desc.m != 256:
+        problems.append("K=96 of a CTA pair needs M=256")
     shape = _shape_problem(desc, cta_group, ws)
     if shape:
         problems.append(shape)

@@ -28,6 +28,7 @@ __all__ = [
     "tmem_operand_lanes",
     "wgmma_a",
     "wgmma_accumulator",
+    "zero_column_mask",
 ]
 
 Array: TypeAlias = "NDArray[Any]"
@@ -200,6 +201,24 @@ def tmem_operand_lanes(m: int, cta_group: int = 1, ws: bool = False) -> Array:
     if rows == 64 and cta_group == 1 and not ws:
         return _freeze(local % 16 + 32 * (local // 16))
     return _freeze(local)
+
+
+@cache
+def zero_column_mask(value: int, m: int, n: int) -> tuple[Array, int]:
+    """(columns of B that count as zero [n], column shift) of a zero-column mask descriptor (ISA 9.7.16.4.3).
+
+    Runs follow the ISA's examples: a run of zero columns is the skip span + 1 long, one of used columns the use span + 1
+    (the table describes the two fields the other way round).
+    """
+    parts = {128: 1, 64: 2, 32: 4}[m]
+    skip, use, shift = (value >> 40 & 0xFF) + 1, (value >> 48 & 0xFF) + 1, value >> 56 & 0x3F
+    mask: Array = np.zeros(n, np.bool_)
+    if value >> 39 & 1:
+        for part in range(parts):
+            start, zero = value >> 8 * part & 0xFF, value >> 32 + part & 1
+            period: Array = np.arange(start, start + n // parts) % (skip + use)
+            mask[part * n // parts : (part + 1) * n // parts] = period < skip if zero else period >= use
+    return _freeze(mask), shift
 
 
 @cache

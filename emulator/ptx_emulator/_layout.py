@@ -231,6 +231,8 @@ def matrix_problems(
         problems.append(f"descriptor bits 46-48 are {desc.version:#05b}, the ISA wants 0b001")
     if desc.swizzle == "none" and desc.base_offset:
         problems.append("base offset is not zero without a swizzle")
+    if desc.leading_absolute and (desc.swizzle != "128B" or desc.base_offset or major != "K"):
+        problems.append("an absolute leading address needs the 128B swizzle, a K-major operand and base offset 0")
     if major == "MN":
         if element_bits not in (8, 16, 32):
             problems.append(f"MN-major operands of {element_bits}-bit elements do not exist")

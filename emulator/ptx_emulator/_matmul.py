@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ._floats import FORMATS, decode_function
 
-__all__ = ["accumulate", "accumulation_bound", "decode_elements", "expand_scales"]
+__all__ = ["accumulate", "accumulation_bound", "decode_elements", "decode_unpacked", "expand_scales"]
 
 Array: TypeAlias = "NDArray[Any]"
 INTEGERS: dict[str, Any] = {"s8": np.int8, "u8": np.uint8}
@@ -30,6 +30,8 @@ def decode_elements(data: Array, name: str, container_bits: int = 0) -> Array:
     """
     if name in INTEGERS:
         return data.view(INTEGERS[name]).astype(np.int32)
+    if container_bits and FORMATS[name].bits == 8:
+        container_bits = 0
     bits = {"tf32": 32}.get(name, FORMATS[name].bits)
     read = decode_function(name)
     if bits == 16:
@@ -50,6 +52,18 @@ def decode_elements(data: Array, name: str, container_bits: int = 0) -> Array:
     packed = words[..., 0] | words[..., 1] << np.uint32(8) | words[..., 2] << np.uint32(16)
     codes = np.stack([packed >> np.uint32(6 * i) & np.uint32(63) for i in range(4)], axis=-1)
     return read(codes.reshape(rows, -1).astype(np.uint8))
+
+
+def decode_unpacked(data: Array, name: str) -> Array:
+    """As `decode_elements`, for narrow types one a byte: tensor memory and registers of the f8f6f4 kinds.
+
+    6-bit types fill the low bits, e2m1 the bits 2 to 5 (ISA 9.7.14.5 for mma.sync; the figures for tensor memory are read
+    the same way, an inference).
+    """
+    bits = FORMATS[name].bits if name in FORMATS else 8
+    if bits == 4:
+        return decode_function(name)(data >> np.uint8(2) & np.uint8(15))
+    return decode_function(name)(data) if bits == 6 else decode_elements(data, name)
 
 
 def expand_scales(codes: Array, name: str, vector: int) -> Array:

@@ -2,21 +2,22 @@
 
 Contract: `MatrixOp` is one tcgen05.mma, decoded and checked when it is issued (descriptors, bounds, initialisation,
 order, allocation) and computed when the schedule completes it. With cta_group::2 the same descriptors and addresses
-apply to both CTAs of the pair: each holds half of A's and D's rows and half of B's. Not covered: .ws, sparsity,
-scale_input_d, A in tensor memory with 4- or 6-bit elements.
+apply to both CTAs of the pair: each holds half of A's and D's rows and half of B's. Not covered: sparsity, .ashift.
+Inferred: of the copies of A that .ws wants in other lanes only the first is read.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ._clocks import Access
 from ._findings import UnsupportedError
-from ._fragments import accumulator_map, copy_lanes, scale_map, tmem_operand_lanes
+from ._fragments import accumulator_map, copy_lanes, scale_map, tmem_operand_lanes, zero_column_mask
 from ._layout import (
+    MatrixDescriptor,
     decode_instruction,
     decode_tcgen05,
     gather_operand,
@@ -24,9 +25,9 @@ from ._layout import (
     matrix_problems,
     operand_chunks,
 )
-from ._matmul import accumulate, decode_elements, expand_scales
+from ._matmul import accumulate, decode_elements, decode_unpacked, expand_scales
 
-__all__ = ["CopyOp", "MatrixOp", "report_once"]
+__all__ = ["CopyOp", "Form", "MatrixOp", "Operands", "report_once"]
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -47,122 +48,167 @@ def _slabs(lanes: Array) -> tuple[int, ...]:
     return tuple(np.unique(lanes >> 4).tolist())
 
 
-class MatrixOp:
-    """One tcgen05.mma of `kind` over the CTAs of `pair`."""
+class Form(NamedTuple):
+    """What the words of a tcgen05.mma say. `vector`: elements per scale factor; D counts 2^-scale_d times."""
 
-    def __init__(self, w: Any, instr: Any, kind: str, pair: list[Any], d: int, a: int, a_in_tmem: bool, b: int, idesc: int,
-                 enable: bool, scales: tuple[int, int, int] | None, masked: int, access: Access) -> None:  # fmt: skip
-        machine, arch = w.machine, w.machine.module.target
-        self.pair, self.enable, self.masked = pair, enable, masked
+    kind: str
+    ws: bool = False
+    vector: int = 0
+    scale_d: int = 0
+
+
+class Operands(NamedTuple):
+    """Values of its operands. `masked` has a bit per lane of D (128 a CTA) that stays as it is; `zero_columns` is the
+    zero-column mask descriptor of .ws (None: no operand)."""
+
+    d: int
+    a: int
+    a_in_tensor: bool
+    b: int
+    idesc: int
+    enable: bool
+    scales: tuple[int, int] | None = None
+    masked: int = 0
+    zero_columns: int | None = None
+
+
+class MatrixOp:
+    """One tcgen05.mma over the CTAs of `pair`."""
+
+    def __init__(self, w: Any, instr: Any, form: Form, pair: list[Any], operands: Operands, access: Access) -> None:
+        machine = w.machine
+        arch, findings = machine.module.target, machine.findings
+        self.pair, self.form, self.operands = pair, form, operands
         group = len(pair)
-        i = self.i = decode_instruction(idesc, kind, arch)
+        i = self.i = decode_instruction(operands.idesc, form.kind, arch)
         if i.sparse:
             raise UnsupportedError(instr.op, instr.line, "sparse")
-        findings = machine.findings
-        self.ok = report_once(findings, instruction_problems(i, group), "instruction descriptor", instr, w.name)
+        problems = instruction_problems(i, group, form.ws, form.vector)
+        self.ok = report_once(findings, problems, "instruction descriptor", instr, w.name)
         if not self.ok:
             return
         bits = i.element_bits
         self.kbytes = i.k * bits // 8
-        self.container = 8 if kind in ("f8f6f4", "mxf8f6f4") else 0
         self.rows, self.columns = i.m // group, i.n // group
-        cta, lane, column = accumulator_map(i.m, i.n, group)
+        self.shift, self.zero = 0, None
+        if operands.zero_columns is not None:
+            self.zero, self.shift = zero_column_mask(operands.zero_columns, i.m, i.n)
+            if self.shift > (0, 8, 16, 32)[i.max_shift]:
+                problem = f"columns shifted by {self.shift}, at most {(0, 8, 16, 32)[i.max_shift]} by the descriptor"
+                self.ok = report_once(findings, [problem], "zero-column mask", instr, w.name)
+        cta, lane, column = accumulator_map(i.m, i.n, group, form.ws)
         self.lanes = [lane[cta[:, 0] == g] for g in range(group)]
         self.cols = [column[cta[:, 0] == g] for g in range(group)]
         self.direct = bool((self.lanes[0] == np.arange(self.rows)[:, None]).all()) and bool(
             (self.cols[0] == np.arange(i.n)).all()
         )
-        self.d_lane, self.d_column = d >> 16 & 0x7F, d & 0xFFFF
+        self.d_lane, self.d_column = operands.d >> 16 & 0x7F, operands.d & 0xFFFF
         width = int(self.cols[0].max()) + 1
-        shared = machine.shared_bytes
-        self.b = decode_tcgen05(b, arch)
         limit = 1 << (19 if arch.startswith("sm_107") else 18)
-        self.ok = report_once(findings, matrix_problems(self.b, self.columns, self.kbytes, i.b_major, bits, "tcgen05", limit),
-                              "descriptor of B", instr, w.name)  # fmt: skip
-        self.a = decode_tcgen05(a, arch) if not a_in_tmem else None
-        self.a_address = a
-        if self.a is not None:
-            self.ok &= report_once(findings, matrix_problems(self.a, self.rows, self.kbytes, i.a_major, bits, "tcgen05", limit),
-                                   "descriptor of A", instr, w.name)  # fmt: skip
-        elif bits < 8 or (self.container and i.a_format not in ("e4m3", "e5m2")):
-            raise UnsupportedError(instr.op, instr.line, "narrow A in tensor memory")
-        self.scales = scales
+        matrices = [("B", operands.b, self.columns + self.shift, i.b_major)]
+        if not operands.a_in_tensor:
+            matrices.append(("A", operands.a, self.rows, i.a_major))
+        self.matrices: dict[str, MatrixDescriptor] = {}
+        for name, value, rows, major in matrices:
+            desc = self.matrices[name] = decode_tcgen05(value, arch)
+            problems = matrix_problems(desc, rows, self.kbytes, major, bits, "tcgen05", limit)
+            if desc.leading_absolute and not arch.startswith(("sm_103", "sm_107")):
+                problems.append(f"an absolute leading address does not exist on {arch}")
+            self.ok &= report_once(findings, problems, f"descriptor of {name}", instr, w.name)
         if not self.ok:
             return
-        self.ok = shared > 0
+        self.ok = machine.shared_bytes > 0
         for g, owner in enumerate(pair):
-            for desc, rows, major in ((self.a, self.rows, i.a_major), (self.b, self.columns, i.b_major)):
-                if desc is not None:
-                    chunks = operand_chunks(desc, rows, self.kbytes, major, bits)
-                    self.ok &= owner.shared.check_chunks(chunks.reshape(-1), 16, access, False)
-            if a_in_tmem:
-                lanes = tmem_operand_lanes(i.m, group) + (a >> 16 & 0x7F)
-                self.ok &= owner.tensor.check(_slabs(lanes), a & 0xFFFF, self.kbytes // 4, access, False, w.name)
-            if scales is not None:
-                self._check_scales(owner, scales, access, w.name)
-            self.ok &= owner.tensor.check(_slabs(self.lanes[g]), self.d_column, width, access, True, w.name, enable)
+            for name, _, rows, major in matrices:
+                chunks = operand_chunks(self.matrices[name], rows, self.kbytes, major, bits)
+                self.ok &= owner.shared.check_chunks(chunks.reshape(-1), 16, access, False)
+            if operands.a_in_tensor:
+                lanes, start = self._tensor_rows()
+                self.ok &= owner.tensor.check(_slabs(lanes), start, self.kbytes // 4, access, False, w.name)
+            if operands.scales is not None:
+                self._check_scales(owner, operands.scales, access, w.name)
+            self.ok &= owner.tensor.check(
+                _slabs(self.lanes[g]), self.d_column, width, access, True, w.name, operands.enable
+            )
 
-    def _check_scales(self, owner: Any, scales: tuple[int, int, int], access: Access, who: str) -> None:
-        i, (a, b, vector) = self.i, scales
-        for address, rows, index in ((a, self.rows, i.a_scale_id), (b, i.n, i.b_scale_id)):
-            lane, column, _ = scale_map(rows, i.k // vector, index)
+    def _tensor_rows(self) -> tuple[Array, int]:
+        """Lanes and first column of A in tensor memory."""
+        a = self.operands.a
+        return tmem_operand_lanes(self.i.m, len(self.pair), self.form.ws) + (a >> 16 & 0x7F), a & 0xFFFF
+
+    def _check_scales(self, owner: Any, scales: tuple[int, int], access: Access, who: str) -> None:
+        i = self.i
+        for address, rows, index in ((scales[0], self.rows, i.a_scale_id), (scales[1], i.n, i.b_scale_id)):
+            lane, column, _ = scale_map(rows, i.k // self.form.vector, index)
             self.ok &= owner.tensor.check(_slabs(lane), address & 0xFFFF, int(column.max()) + 1, access, False, who)
 
-    def _operand(self, owner: Any, a: bool) -> Array:
+    def _left(self, owner: Any) -> Array:
         i = self.i
-        name = i.a_format if a else i.b_format
-        rows, desc, major = (self.rows, self.a, i.a_major) if a else (self.columns, self.b, i.b_major)
-        if desc is None:
-            lanes = tmem_operand_lanes(i.m, len(self.pair)) + (self.a_address >> 16 & 0x7F)
-            start = self.a_address & 0xFFFF
+        if self.operands.a_in_tensor:
+            lanes, start = self._tensor_rows()
             raw = np.ascontiguousarray(owner.tensor.data[lanes, start : start + self.kbytes // 4]).view(np.uint8)
+            values = decode_elements(raw, i.a_format) if i.element_bits == 4 else decode_unpacked(raw, i.a_format)
         else:
-            raw = gather_operand(owner.shared.data, desc, rows, self.kbytes, major, i.element_bits)
-        values = decode_elements(raw, name, self.container if name in ("e2m1", "e2m3", "e3m2") else 0)
-        return -values if (i.a_negate if a else i.b_negate) else values
+            raw = gather_operand(
+                owner.shared.data, self.matrices["A"], self.rows, self.kbytes, i.a_major, i.element_bits
+            )
+            values = decode_elements(raw, i.a_format, i.container)
+        return -values if i.a_negate else values
 
-    def _scale(self, owner: Any, address: int, rows: int, index: int, vector: int) -> Array:
-        lane, column, byte = scale_map(rows, self.i.k // vector, index)
+    def _right(self) -> Array:
+        """B of all CTAs of the pair, [n, k]."""
+        i, parts = self.i, []
+        for owner in self.pair:
+            rows = self.columns + self.shift
+            raw = gather_operand(owner.shared.data, self.matrices["B"], rows, self.kbytes, i.b_major, i.element_bits)
+            values = decode_elements(raw, i.b_format, i.container)[self.shift :]
+            parts.append(-values if i.b_negate else values)
+        out = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return out if self.zero is None else np.where(self.zero[:, None], 0, out)
+
+    def _scale(self, owner: Any, address: int, rows: int, index: int) -> Array:
+        lane, column, byte = scale_map(rows, self.i.k // self.form.vector, index)
         words = owner.tensor.data[lane, (address & 0xFFFF) + column]
         codes = (words >> (8 * byte).astype(np.uint32) & np.uint32(0xFF)).astype(np.uint8)
-        return expand_scales(codes, self.i.scale_format, vector)
+        return expand_scales(codes, self.i.scale_format, self.form.vector)
+
+    def _accumulator(self, old: Array) -> Array | None:
+        if not self.operands.enable:
+            return None
+        if self.i.accumulator == "s32":
+            return old.view(np.int32) if old.flags.c_contiguous else np.ascontiguousarray(old).view(np.int32)
+        if self.i.accumulator == "f16":
+            c = (old & np.uint32(0xFFFF)).astype(np.uint16).view(np.float16).astype(np.float32)
+        else:
+            c = np.ascontiguousarray(old).view(np.float32)
+        return c * np.float32(2.0**-self.form.scale_d) if self.form.scale_d else c
 
     def complete(self) -> None:
         if not self.ok:
             return
-        i = self.i
-        right = [self._operand(owner, False) for owner in self.pair]
-        b = right[0] if len(right) == 1 else np.concatenate(right)
+        i, operands = self.i, self.operands
+        b = self._right()
         for g, owner in enumerate(self.pair):
-            a = self._operand(owner, True)
+            a = self._left(owner)
             if self.direct:
                 place: Any = (slice(0, self.rows), slice(self.d_column, self.d_column + i.n))
             else:
                 place = (self.lanes[g] + self.d_lane, self.cols[g] + self.d_column)
             data = owner.tensor.data
             old = data[place]
-            c: Any = None
-            if self.enable:
-                if i.accumulator == "s32":
-                    c = old.view(np.int32) if old.flags.c_contiguous else np.ascontiguousarray(old).view(np.int32)
-                elif i.accumulator == "f16":
-                    c = (old & np.uint32(0xFFFF)).astype(np.uint16).view(np.float16).astype(np.float32)
-                else:
-                    c = np.ascontiguousarray(old).view(np.float32)
             sa = sb = None
-            if self.scales is not None:
-                sa = self._scale(owner, self.scales[0], self.rows, i.a_scale_id, self.scales[2])
-                sb = self._scale(owner, self.scales[1], i.n, i.b_scale_id, self.scales[2])
-            result = accumulate(a, b, c, i.accumulator, sa, sb, i.saturate)
+            if operands.scales is not None:
+                sa = self._scale(owner, operands.scales[0], self.rows, i.a_scale_id)
+                sb = self._scale(owner, operands.scales[1], i.n, i.b_scale_id)
+            result = accumulate(a, b, self._accumulator(old), i.accumulator, sa, sb, i.saturate)
             if i.accumulator == "f16":
                 bits = result.astype(np.float16).view(np.uint16).astype(np.uint32)
             else:
                 bits = result.view(np.uint32)
-            if self.masked:
-                off = (self.masked >> (128 * g)) & ((1 << 128) - 1)
+            if operands.masked:
+                off = (operands.masked >> (128 * g)) & ((1 << 128) - 1)
                 keep = np.array([off >> n & 1 for n in range(128)], np.bool_)
-                rows = self.lanes[g] + self.d_lane
-                bits = np.where(keep[rows], old, bits)
+                bits = np.where(keep[self.lanes[g] + self.d_lane], old, bits)
             data[place] = bits
 
 

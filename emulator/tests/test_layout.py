@@ -256,7 +256,8 @@ def _descriptors():
 
 @pytest.mark.parametrize("desc", list(_descriptors()), ids=lambda d: f"{d.kind}-{d.m}-{d.k}")
 def test_instruction_descriptors_round_trip(desc):
-    assert decode_instruction(encode_instruction(desc), desc.kind) == desc
+    arch = "sm_103a" if desc.k == 96 else "sm_100a"
+    assert decode_instruction(encode_instruction(desc, arch), desc.kind, arch) == desc
 
 
 def test_sm_107_descriptors_round_trip():
@@ -281,6 +282,21 @@ def test_illegal_instructions_are_named():
     assert "MN-major" in instruction_problems(fp4)[0]
     integer = InstructionDescriptor("i8", 128, 64, 32, "s8", "s8", "f32", a_negate=True)
     assert len(instruction_problems(integer)) == 2
+
+
+def test_what_only_newer_targets_define_is_named():
+    ultra = InstructionDescriptor("mxf4nvf4", 128, 64, 96, "e2m1", "e2m1", "f32", scale_format="ue4m3", a_scale_id=2)
+    assert instruction_problems(ultra, vector=16) == []
+    assert "id 2" in instruction_problems(ultra._replace(k=64), vector=16)[0]
+    assert "id 1" in instruction_problems(ultra._replace(a_scale_id=1), vector=16)[0]
+    assert "M=256" in instruction_problems(ultra, cta_group=2, vector=16)[0]
+    old = decode_instruction(encode_instruction(ultra, "sm_103a"), "mxf4nvf4", "sm_100a")
+    assert "undefined K" in instruction_problems(old)[0]
+    far = MatrixDescriptor(1024 + 96, 1 << 15, 1024, "128B", leading_absolute=True)
+    assert matrix_problems(far, 128, 48, "K", 4) == []
+    for change in ({"swizzle": "64B"}, {"base_offset": 1}):
+        assert "absolute" in matrix_problems(far._replace(**change), 128, 48, "K", 4)[0]
+    assert "absolute" in matrix_problems(far, 128, 32, "MN", 16)[0]
 
 
 def _tiled(m):

@@ -17,7 +17,7 @@ from .._fragments import tmem_map
 from .._memory import OFFSET_MASK
 from .._ptx import Addr, Imm, Instruction, Operand, Reg, Vec
 from .._schedule import Wait
-from .._tcgen05 import CopyOp, MatrixOp
+from .._tcgen05 import CopyOp, Form, MatrixOp, Operands
 from .._translate import Context, Run
 from .._warp import BLOCK
 from .memory import store_bytes
@@ -119,30 +119,32 @@ def _relinquish(instr: Instruction, ctx: Context) -> Run:
 
 
 def _mma(instr: Instruction, ctx: Context) -> Run:
-    """mma.cta_group.kind [d], a, b, idesc, {scales}, {disable-output-lane}, enable-input-d (9.7.17.10.9)."""
+    """mma{.ws}.cta_group.kind [d], a, b, idesc, {scales}, {disable-output-lane}, enable-input-d (9.7.16.10.9)."""
     words = instr.modifiers
-    if "ws" in words or "sp" in words or "ashift" in words:
+    if "sp" in words or "ashift" in words:
         raise UnsupportedError(instr.op, instr.line)
     kind = next(m for m in words if m.startswith("kind::")).removeprefix("kind::")
-    group = _group(instr)
-    operands = list(instr.operands)
-    d = ctx.uniform_address(operands[0], instr)
-    in_tmem = isinstance(operands[1], Addr)
-    a = ctx.uniform_address(operands[1], instr) if in_tmem else ctx.uniform(operands[1], np.uint64, instr)
-    b, idesc = ctx.uniform(operands[2], np.uint64, instr), ctx.uniform(operands[3], np.uint32, instr)
-    rest = operands[4:]
-    scale_readers: Any = None
-    if "block_scale" in words:
-        scale_readers = (ctx.uniform_address(rest[0], instr), ctx.uniform_address(rest[1], instr))
-        rest = rest[2:]
+    group, ws, scaled = _group(instr), "ws" in words, "block_scale" in words
+    d = ctx.uniform_address(instr.operands[0], instr)
+    in_tmem = isinstance(instr.operands[1], Addr)
+    a = ctx.uniform_address(instr.operands[1], instr) if in_tmem else ctx.uniform(instr.operands[1], np.uint64, instr)
+    b, idesc = ctx.uniform(instr.operands[2], np.uint64, instr), ctx.uniform(instr.operands[3], np.uint32, instr)
+    rest = list(instr.operands[4:])
+    scales = [ctx.uniform_address(rest.pop(0), instr) for _ in range(2)] if scaled else []
     mask_slots: list[int] = []
     if rest and isinstance(rest[0], Vec):
-        mask_slots = [ctx.slot(o, np.uint32, instr) for o in rest[0].items]
-        rest = rest[1:]
-    if len(rest) != 1:
-        raise UnsupportedError(instr.op, instr.line, "operands (scale-input-d?)")
-    enable = ctx.predicate(rest[0], instr)
-    vector = _scale_vector(words, kind)
+        mask_slots = [ctx.slot(o, np.uint32, instr) for o in ctx.vector(rest.pop(0))]
+    enable = ctx.predicate(rest.pop(0), instr)
+    zero = ctx.uniform(rest.pop(0), np.uint64, instr) if rest and ws else None
+    scale = rest.pop(0) if rest else Imm(0)
+    if (
+        rest
+        or not isinstance(scale, Imm)
+        or (scale.value and kind not in ("f16", "tf32"))
+        or not 0 <= scale.value <= 15
+    ):
+        raise UnsupportedError(instr.op, instr.line, "operands")
+    form = Form(kind, ws, _scale_vector(words, kind) if scaled else 0, scale.value)
     count = ctx.machine.findings.count
 
     def run(w: Any) -> None:
@@ -151,11 +153,10 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
             w.machine.findings.add(
                 "divergence", f"{instr.op} issued by {w.active} lanes: each issues its own", instr, (w.name,)
             )
-        scales = (scale_readers[0](w), scale_readers[1](w), vector) if scale_readers is not None else None
         masked = sum(int(w.regs[s][lane]) << 32 * i for i, s in enumerate(mask_slots))
-        access = _engine(w, instr)
-        op = MatrixOp(w, instr, kind, _pair(w, group, instr), d(w), a(w), in_tmem, b(w), idesc(w), bool(enable(w)[lane]),
-                      scales, masked, access)  # fmt: skip
+        operands = Operands(d(w), a(w), in_tmem, b(w), idesc(w), bool(enable(w)[lane]),
+                            (scales[0](w), scales[1](w)) if scaled else None, masked, zero(w) if zero else None)  # fmt: skip
+        op = MatrixOp(w, instr, form, _pair(w, group, instr), operands, _engine(w, instr))
         if op.ok:
             count("flops.tcgen05", 2 * op.i.m * op.i.n * op.i.k)
         w.cta.cluster.queue.post(op.complete, f"tcgen05.mma of {w.name}", instr, ("tcgen05", w.engine))
@@ -293,7 +294,7 @@ def _st(instr: Instruction, ctx: Context) -> Run:
 
     def run(w: Any) -> None:
         check(w)
-        access = w.access(instr)
+        access = w.access(instr)._replace(generic=False)  # tensor memory has one proxy
         if strict:
             access = _engine(w, instr)._replace(generic=True)
             w.local["tcgen05.st"] = access.clock
