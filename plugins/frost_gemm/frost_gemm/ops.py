@@ -1,0 +1,182 @@
+"""The op table: each pointwise op once, as a formula for the kernels and as a numpy reference. Also the reduction modes.
+
+``Row.lower(m, *args, **attrs)`` writes the formula in terms of a facade ``m`` of vector arithmetic, ``Row.reference(*args, **attrs)``
+computes it with numpy from the definition, in fp64, or exactly in int64 where every argument is an integer array. The facade's functions
+are listed in ``formulas``. Imported by ``lower`` (names), ``reference`` and the kernels; imports numpy when a reference is called.
+
+Contracts that an evaluator keeps (``kernels/math`` and ``reference`` do):
+* Arguments are converted to the compute type first; a boolean is 0 or 1; a mask result is 1 or 0.
+* The result is rounded to the op's declared type, to nearest even. fp16 and bf16 overflow to infinity; fp8 saturates at its largest
+  finite value, infinities too; integers saturate, NaN becomes 0 there; boolean is ``!= 0``.
+* NaN propagates through every op but comparisons, logical ops and ``binary_select`` (which passes on what it selects).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import formulas as f
+
+__all__ = ["COMPARING", "REDUCTIONS", "SELECTING", "TABLE", "ReductionMode", "Row", "zero_preserving"]
+
+Value = Any  # a facade's vector, or a numpy array
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op.
+
+    arity      arguments in a Program (gen_index and constant are sources: none)
+    lower      (m, *args, **attrs) -> vector, or mask
+    attrs      the attributes that ``lower`` and ``reference`` take, all of them
+    keeps_zero (attrs) -> whether the result is exactly 0 where the argument is 0: False with more than one argument, because the
+               other one may be infinite or NaN
+    integer    whether it has an int32 form
+    result     "value", or "mask"
+    """
+
+    name: str
+    arity: int
+    lower: Callable[..., Value]
+    attrs: tuple[str, ...] = ()
+    keeps_zero: Callable[[Mapping[str, Any]], bool] = lambda attrs: False
+    integer: bool = False
+    result: str = "value"
+
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """(*args, **attrs) -> array; of a source (shape, **attrs) -> array. Imports numpy."""
+        from .references import REFERENCE
+
+        return REFERENCE[self.name]
+
+
+def zero_preserving(name: str, attrs: Mapping[str, Any]) -> bool:
+    """Whether op ``name`` with ``attrs`` maps 0 to exactly 0; False for an op that the table does not know."""
+    row = TABLE.get(name)
+    return row is not None and row.keeps_zero(attrs)
+
+
+_CLIPS = ("negative_slope", "lower_clip", "upper_clip")
+
+
+def _always(attrs: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _unless_lifted(attrs: Mapping[str, Any]) -> bool:
+    """relu keeps 0 unless the lower clip is above it, or the upper one below."""
+    lower, upper = attrs.get("lower_clip"), attrs.get("upper_clip")
+    return (lower is None or lower <= 0) and (upper is None or upper >= 0)
+
+
+def _unary(name: str, lower: Any) -> Row:
+    return Row(name, 1, lower)
+
+
+def _unary_at_0(name: str, lower: Any, integer: bool = False) -> Row:
+    return Row(name, 1, lower, keeps_zero=_always, integer=integer)
+
+
+def _binary(name: str, lower: Any, integer: bool = False) -> Row:
+    return Row(name, 2, lower, integer=integer)
+
+
+def _mask(name: str, lower: Any, arity: int = 2) -> Row:
+    return Row(name, arity, lower, integer=True, result="mask")
+
+
+_ROWS = (
+    _unary_at_0("abs", f.abs_, integer=True),
+    _unary_at_0("ceil", f.whole("ceil"), integer=True),
+    _unary("cos", f.named("cos")),
+    _unary_at_0("elu", f.elu),
+    _unary_at_0("erf", f.named("erf")),
+    _unary("exp", f.named("exp")),
+    _unary_at_0("floor", f.whole("floor"), integer=True),
+    _unary_at_0("gelu", f.gelu),
+    _unary_at_0("gelu_approx_tanh", f.gelu_tanh),
+    _unary_at_0("identity", lambda m, x: x, integer=True),
+    _unary("log", f.named("log")),
+    _mask("logical_not", lambda m, x: m.logical_not(f.nonzero(m, x)), arity=1),
+    _unary_at_0("neg", f.negated, integer=True),
+    _unary("reciprocal", f.named("rcp")),
+    _unary("rsqrt", f.named("rsqrt")),
+    _unary("sigmoid", f.sigmoid),
+    _unary_at_0("sin", f.named("sin")),
+    _unary("softplus", f.softplus),
+    _unary_at_0("sqrt", f.named("sqrt")),
+    _unary_at_0("tan", f.named("tan")),
+    _unary_at_0("tanh", f.named("tanh")),
+    Row("relu", 1, f.relu, _CLIPS, _unless_lifted, integer=True),
+    Row("swish", 1, f.swish, ("swish_beta",), _always),
+    _binary("add", f.named("add"), integer=True),
+    _binary("add_square", lambda m, a, b: m.add(a, m.mul(b, b)), integer=True),
+    _binary("div", f.div, integer=True),
+    _mask("logical_and", lambda m, a, b: m.logical_and(f.nonzero(m, a), f.nonzero(m, b))),
+    _mask("logical_or", lambda m, a, b: m.logical_or(f.nonzero(m, a), f.nonzero(m, b))),
+    _binary("mul", f.named("mul"), integer=True),
+    _binary("sub", f.named("sub"), integer=True),
+    _binary("max", f.named("max"), integer=True),
+    _binary("min", f.named("min"), integer=True),
+    _binary("mod", f.mod, integer=True),
+    _binary("pow", f.named("pow")),
+    _mask("cmp_eq", f.named("eq")),
+    _mask("cmp_ge", f.named("ge")),
+    _mask("cmp_gt", f.named("gt")),
+    _mask("cmp_le", f.named("le")),
+    _mask("cmp_lt", f.named("lt")),
+    _mask("cmp_neq", f.named("ne")),
+    _binary("elu_backward", f.elu_backward),
+    _binary("gelu_approx_tanh_backward", f.gelu_tanh_backward),
+    _binary("gelu_backward", f.gelu_backward),
+    _binary("sigmoid_backward", f.sigmoid_backward),
+    _binary("softplus_backward", lambda m, loss, x: m.mul(loss, f.sigmoid(m, x))),
+    _binary("tanh_backward", f.tanh_backward),
+    Row("relu_backward", 2, f.relu_backward, _CLIPS),
+    Row("swish_backward", 2, f.swish_backward, ("swish_beta",)),
+    Row("binary_select", 3, lambda m, a, b, mask: m.select(f.nonzero(m, mask), a, b), integer=True),
+    Row("gen_index", 0, lambda m, axis: m.index(axis), ("axis",), integer=True),
+    Row("constant", 0, lambda m, value: m.const(value), ("value",), integer=True),
+)
+
+TABLE: dict[str, Row] = {row.name: row for row in _ROWS}
+
+# Ops whose int32 form is exact for every argument: integers stay integers in them whatever the declared compute type is, so that
+# no bit is lost by way of fp32.
+SELECTING = frozenset(
+    row.name for row in _ROWS if row.integer and row.name not in ("add", "sub", "mul", "add_square", "div", "constant")
+)
+COMPARING = frozenset(row.name for row in _ROWS if row.result == "mask")
+
+
+@dataclass(frozen=True)
+class ReductionMode:
+    """How values are reduced: ``prepare`` each value, start from ``identity``, ``combine`` in any order and grouping.
+
+    prepare   "" | "abs" | "nonzero" (0 becomes 1)
+    combine   "add" | "mul" | "min" | "max"; a NaN makes the result NaN
+    identity  of fp32; min and max of int32 start from the largest and the smallest int32
+    divide    the result is divided by the number of values that are reduced, at their runtime sizes
+    """
+
+    combine: str
+    identity: float
+    prepare: str = ""
+    divide: bool = False
+
+
+# The core's reduction modes, but NORM2: it needs a square root after the last partial result.
+REDUCTIONS: dict[str, ReductionMode] = {
+    "ADD": ReductionMode("add", 0.0),
+    "MUL": ReductionMode("mul", 1.0),
+    "MIN": ReductionMode("min", math.inf),
+    "MAX": ReductionMode("max", -math.inf),
+    "AMAX": ReductionMode("max", 0.0, "abs"),
+    "AVG": ReductionMode("add", 0.0, divide=True),
+    "NORM1": ReductionMode("add", 0.0, "abs"),
+    "MUL_NO_ZEROS": ReductionMode("mul", 1.0, "nonzero"),
+}
