@@ -155,9 +155,12 @@ def tmem_map(shape: str, num: int, split: int = 0) -> Fragment:
 def copy_lanes(shape: str, multicast: str = "") -> Array:
     """tcgen05.cp: [rows, copies] tensor-memory lanes that row r of the shared-memory matrix goes to.
 
-    ("128x256b" | "128x128b", ""), ("64x128b", "warpx2::02_13" | "warpx2::01_23"), ("32x128b", "warpx4"). The matrix's
-    columns (16 or 32 bytes) go to consecutive 32-bit columns. 4x256b is not covered.
+    ("128x256b" | "128x128b" | "4x256b", ""), ("64x128b", "warpx2::02_13" | "warpx2::01_23"), ("32x128b", "warpx4"). The
+    matrix's columns (16 or 32 bytes) go to consecutive 32-bit columns. The four rows of 4x256b go to one lane of every
+    quarter (from TVM's public documentation; the ISA does not say).
     """
+    if shape == "4x256b":
+        return _freeze(32 * np.arange(4)[:, None])
     if shape in ("128x256b", "128x128b"):
         return _freeze(np.arange(128)[:, None])
     row = np.arange(64)[:, None]

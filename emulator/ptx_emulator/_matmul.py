@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ._floats import FORMATS, decode_function
 
-__all__ = ["accumulate", "accumulation_bound", "decode_elements", "decode_unpacked", "expand_scales"]
+__all__ = ["accumulate", "accumulation_bound", "decode_elements", "decode_unpacked", "decompress", "expand_scales"]
 
 Array: TypeAlias = "NDArray[Any]"
 INTEGERS: dict[str, Any] = {"s8": np.int8, "u8": np.uint8}
@@ -42,16 +42,31 @@ def decode_elements(data: Array, name: str, container_bits: int = 0) -> Array:
         return read(data)
     rows = data.shape[0]
     if container_bits == 8:
-        data = data.reshape(rows, -1, 16)[:, :, : 2 * bits]
+        data = data.reshape(rows, -1, 16)[:, :, : 2 * bits].reshape(rows, -1)
     elif bits == 6:
         raise ValueError("6-bit elements are always padded in shared memory")
+    return read(_split(data, bits))
+
+
+def _split(data: Array, bits: int) -> Array:
+    """Codes [rows, count] of packed 4- or 6-bit elements [rows, bytes], low bits first."""
+    rows = data.shape[0]
     if bits == 4:
-        codes = np.stack([data & np.uint8(15), data >> np.uint8(4)], axis=-1).reshape(rows, -1)
-        return read(codes)
+        return np.stack([data & np.uint8(15), data >> np.uint8(4)], axis=-1).reshape(rows, -1)
     words = data.reshape(rows, -1, 3).astype(np.uint32)
     packed = words[..., 0] | words[..., 1] << np.uint32(8) | words[..., 2] << np.uint32(16)
     codes = np.stack([packed >> np.uint32(6 * i) & np.uint32(63) for i in range(4)], axis=-1)
-    return read(codes.reshape(rows, -1).astype(np.uint8))
+    return codes.reshape(rows, -1).astype(np.uint8)
+
+
+def decompress(data: Array, bits: int) -> Array:
+    """Rows of padded 4- or 6-bit elements (16 at the start of every 16 bytes) to one element a byte: tcgen05.cp .b8x16.
+
+    The places in the byte are those that `decode_unpacked` reads.
+    """
+    rows = data.shape[0]
+    codes = _split(data.reshape(rows, -1, 16)[:, :, : 2 * bits].reshape(rows, -1), bits)
+    return codes << np.uint8(2) if bits == 4 else codes
 
 
 def decode_unpacked(data: Array, name: str) -> Array:

@@ -25,7 +25,7 @@ from ._layout import (
     matrix_problems,
     operand_chunks,
 )
-from ._matmul import accumulate, decode_elements, decode_unpacked, expand_scales
+from ._matmul import accumulate, decode_elements, decode_unpacked, decompress, expand_scales
 
 __all__ = ["CopyOp", "Form", "MatrixOp", "Operands", "report_once"]
 
@@ -213,11 +213,12 @@ class MatrixOp:
 
 
 class CopyOp:
-    """One tcgen05.cp: a shared-memory matrix to tensor memory of every CTA of the pair."""
+    """One tcgen05.cp: a shared-memory matrix to tensor memory of every CTA of the pair. `narrow`: bits of elements that it
+    decompresses to bytes, 0 without."""
 
-    def __init__(self, w: Any, instr: Any, shape: str, multicast: str, pair: list[Any], address: int, descriptor: int,
-                 access: Access) -> None:  # fmt: skip
-        self.pair = pair
+    def __init__(self, w: Any, instr: Any, shape: str, multicast: str, narrow: int, pair: list[Any], address: int,
+                 descriptor: int, access: Access) -> None:  # fmt: skip
+        self.pair, self.narrow = pair, narrow
         try:
             lanes = copy_lanes(shape, multicast)
         except ValueError as error:
@@ -228,6 +229,8 @@ class CopyOp:
         self.column = address & 0xFFFF
         self.desc = decode_tcgen05(descriptor, w.machine.module.target)
         problems = matrix_problems(self.desc, self.rows, self.kbytes, "K", 8)
+        if int(self.lanes.max()) > 127:
+            problems.append(f"lanes up to {int(self.lanes.max())} from lane {address >> 16 & 0x7F} on")
         self.ok = report_once(w.machine.findings, problems, "descriptor of the copy", instr, w.name)
         if not self.ok:
             return
@@ -241,6 +244,6 @@ class CopyOp:
             return
         for owner in self.pair:
             raw = gather_operand(owner.shared.data, self.desc, self.rows, self.kbytes, "K", 8)
-            words = np.ascontiguousarray(raw).view(np.uint32)
+            words = np.ascontiguousarray(decompress(raw, self.narrow) if self.narrow else raw).view(np.uint32)
             for copy in range(self.lanes.shape[1]):
                 owner.tensor.data[self.lanes[:, copy], self.column : self.column + words.shape[1]] = words

@@ -194,8 +194,9 @@ def test_copies_to_tensor_memory_multicast_over_lane_groups():
     assert copy_lanes("64x128b", "warpx2::01_23")[40].tolist() == [72, 104]
     for key in (("32x128b", "warpx4"), ("64x128b", "warpx2::02_13"), ("64x128b", "warpx2::01_23"), ("128x256b", "")):
         assert sorted(copy_lanes(*key).ravel().tolist()) == list(range(128))
-    with pytest.raises(ValueError, match="4x256b"):
-        copy_lanes("4x256b")
+    assert copy_lanes("4x256b").tolist() == [[0], [32], [64], [96]]
+    with pytest.raises(ValueError, match="64x128b"):
+        copy_lanes("64x128b")
 
 
 def test_scale_factors_sit_where_a_32x16_byte_tile_puts_them():

@@ -7,6 +7,7 @@ engine until tcgen05.wait::st; known-good kernels leave both to the compiler. No
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,8 @@ def _cp(instr: Instruction, ctx: Context) -> Run:
     words = instr.modifiers
     shape = next(m for m in words if "x" in m and m.endswith("b") and m[0].isdigit())
     multicast = next((m for m in words if m.startswith("warpx")), "")
-    if any(m.startswith("b8x16") for m in words) or len(instr.operands) != 2:
+    narrow = 6 if "b6x16_p32" in words else 4 if "b4x16_p64" in words else 0
+    if (narrow > 0) != ("b8x16" in words) or len(instr.operands) != 2:
         raise UnsupportedError(instr.op, instr.line)
     to, desc, group = (
         ctx.uniform_address(instr.operands[0], instr),
@@ -190,7 +192,7 @@ def _cp(instr: Instruction, ctx: Context) -> Run:
     )
 
     def run(w: Any) -> None:
-        op = CopyOp(w, instr, shape, multicast, _pair(w, group, instr), to(w), desc(w), _engine(w, instr))
+        op = CopyOp(w, instr, shape, multicast, narrow, _pair(w, group, instr), to(w), desc(w), _engine(w, instr))
         w.cta.cluster.queue.post(op.complete, f"tcgen05.cp of {w.name}", instr, ("tcgen05", w.engine))
 
     return run
@@ -254,7 +256,7 @@ def _place(
 
 def _ld(instr: Instruction, ctx: Context) -> Run:
     if "red" in instr.modifiers:
-        raise UnsupportedError(instr.op, instr.line)
+        return _ld_red(instr, ctx)
     split = instr.operands[2] if len(instr.operands) > 2 else None
     items, lanes, columns, packed, height = _access(instr, ctx, instr.operands[0], split)
     writers, slots = [ctx.writer(o, instr) for o in items], {o.slot for o in items if isinstance(o, Reg)}
@@ -281,6 +283,45 @@ def _ld(instr: Instruction, ctx: Context) -> Run:
             w.loading |= slots
         for i, write in enumerate(writers):
             write(w, values[i])
+
+    return run
+
+
+def _ld_red(instr: Instruction, ctx: Context) -> Run:
+    """ld.red{.abs}{.NaN}: a load, and the minimum or maximum over the columns of each lane (9.7.16.8.3)."""
+    words = [m for m in instr.modifiers if m not in ("red", "min", "max", "abs", "NaN", "f32", "u32", "s32")]
+    if "32x32b" not in words or len(instr.operands) != 3:  # which halves 16x32bx2 combines is not stated
+        raise UnsupportedError(instr.op, instr.line)
+    values, result, source = instr.operands
+    load = _ld(replace(instr, modifiers=(*words, "b32"), operands=(values, source)), ctx)
+    targets = ctx.vector(values)
+    if len(targets) < 2 or not all(isinstance(o, Reg) for o in targets):
+        raise UnsupportedError(instr.op, instr.line, "at least .x2 and no sink")
+    slots, write = [ctx.slot(o, np.uint32, instr) for o in targets], ctx.writer(result, instr)
+    kind = next(m for m in instr.modifiers if m in ("f32", "u32", "s32"))
+    lowest, absolute, dtype = (
+        "min" in instr.modifiers,
+        "abs" in instr.modifiers,
+        {"f32": np.float32, "s32": np.int32}.get(kind),
+    )
+    if kind == "f32":
+        table: Any = (np.minimum, np.maximum) if "NaN" in instr.modifiers else (np.fmin, np.fmax)
+    else:
+        table = (np.minimum, np.maximum)
+    reduce = table[0 if lowest else 1].reduce
+    if ctx.machine.strict and isinstance(result, Reg):
+        ctx.watch.add(result.slot)
+
+    def run(w: Any) -> None:
+        load(w)
+        got = np.stack([w.regs[s] for s in slots])
+        got = got if dtype is None else got.view(dtype)
+        best = reduce(np.abs(got) if absolute else got, axis=0)
+        if kind == "f32":  # the canonical NaN
+            best = np.where(np.isnan(best), np.uint32(0x7FFFFFFF), best.view(np.uint32))
+        write(w, np.ascontiguousarray(best).view(np.uint32))
+        if ctx.machine.strict and isinstance(result, Reg):
+            w.loading.add(result.slot)
 
     return run
 
