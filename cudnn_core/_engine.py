@@ -37,6 +37,7 @@ __all__ = [
     "Engine",
     "Estimate",
     "ExecutionContext",
+    "HostBlock",
     "Operand",
     "PlanConfig",
     "Runner",
@@ -174,6 +175,21 @@ class Artifact(NamedTuple):
     object: bytes = b""
 
 
+class HostBlock(NamedTuple):
+    """Host memory that a host function gets the address of, and reads: an argument for an executor.
+
+    data       its bytes, with the addresses of a pack
+    addresses  byte offsets of the 8-byte words in it that are addresses of operands or lie in the workspace; an executor
+               puts those of its own memory in their place. 0, for what is not there, stays 0
+    values     (byte offset, bytes): the 8-byte word at the offset gets the address of a copy of the bytes in host memory,
+               for a by-value operand its element
+    """
+
+    data: bytes
+    addresses: tuple[int, ...] = ()
+    values: tuple[tuple[int, bytes], ...] = ()
+
+
 class CompiledPlan(Protocol):
     """A built plan: immutable, and run from many threads and streams.
 
@@ -182,7 +198,10 @@ class CompiledPlan(Protocol):
 
     Optional methods: ``bind(layout)`` returns a callable ``(pointers, workspace, stream)`` for operands of exactly this
     layout, the fast path (without it the core wraps ``execute``); ``serialize()`` returns a JSON-able header and named
-    payloads (without it a saved plan is rebuilt when it is loaded).
+    payloads (without it a saved plan is rebuilt when it is loaded); ``host_arguments(artifact, pack, workspace)`` returns
+    what an executor passes to the host function of an artifact, a sequence of HostBlock, bytes (beginning with the address,
+    if they hold one), ctypes and numpy scalars, int (int32), float, bool and None (a null stream). Without it: a pointer for
+    each operand in order (by-value operands: the value), the workspace's if there is one, a null stream.
     """
 
     workspace_size: int

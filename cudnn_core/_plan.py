@@ -196,6 +196,16 @@ class Plan:
         made.runner = self._runner(made.operands)
         return made
 
+    def host_arguments(self, artifact: Artifact, pack: VariantPack, workspace: int) -> tuple[Any, ...]:
+        """What an executor passes to the host function in ``artifact.object``, in the function's order.
+
+        ``pack`` and ``workspace`` have host addresses; those in the result are for the executor to translate: bytes and ctypes
+        pointers that are one or begin with one, and the words of a HostBlock. None is a null stream. Raises ExecutionError.
+        """
+        from ._host_arguments import host_arguments
+
+        return host_arguments(self.engine, self._compiled, artifact, pack, workspace)
+
     def _bound(self, placed: Placed, pointers: Sequence[int]) -> Runner:
         """One runner serves all addresses of one alignment class, so that a plan binds once and not per call."""
         sizes = placed.bounds.sizes

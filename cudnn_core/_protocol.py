@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProtocolError", "as_compiled", "as_estimate", "as_verdict"]
 
-_OPTIONAL_METHODS = ("bind", "serialize")
+_OPTIONAL_METHODS = ("bind", "host_arguments", "serialize")
 
 
 class ProtocolError(CudnnCoreError):

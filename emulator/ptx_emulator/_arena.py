@@ -3,7 +3,8 @@
 Contract: `Arena.add` collects byte ranges of the caller's memory, `Arena.place` merges those that overlap and gives
 each a device address (a GPU allocation's alignment plus the original address modulo 256; unmapped gaps between them,
 so that an access past the end of one is out of bounds and not the next one's), `copy_in` and `copy_out` move the bytes.
-Device addresses are the same in every process: a run replays. Imported by `_arguments`, `_launch` and `_executor`.
+Device addresses are the same in every process: a run replays. An empty range has an address that nothing is mapped at.
+Imported by `_arguments`, `_launch` and `_executor`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = ["Arena", "Placed"]
 DEVICE_BASE = 1 << 45  # far from host addresses in use, far below the emulator's own windows
 GAP = 1 << 20
 ALIGN = 256
+EMPTY = DEVICE_BASE - GAP
 
 
 class Range(NamedTuple):
@@ -51,6 +53,7 @@ class Arena:
     def __init__(self) -> None:
         self._ranges: list[Range] = []
         self._keep: list[Any] = []
+        self._empty: set[int] = set()
         self._file = -1
         self._map: mmap.mmap | None = None
         self.placed: tuple[Placed, ...] = ()
@@ -64,6 +67,8 @@ class Arena:
         if size:
             self._ranges.append(Range(address, size, name, fresh, writable))
             self._keep.append(keep)
+        elif address:
+            self._empty.add(address)
 
     def add_tensor(self, value: Any, name: str, *, fresh: bool = False) -> int:
         """Register a numpy array or a CPU torch tensor; its address."""
@@ -98,15 +103,17 @@ class Arena:
         self._length = max(offset, 1)
 
     def covers(self, address: int) -> bool:
-        """Whether a registered range holds this host address; before or after `place`."""
-        return any(item.address <= address < item.address + item.size for item in self._ranges)
+        """Whether a registered range holds this host address or starts there; before or after `place`."""
+        return address in self._empty or any(
+            item.address <= address < item.address + item.size for item in self._ranges
+        )
 
     def device(self, address: int) -> int | None:
-        """Device address of a host address inside a placed range (or at its end), else None."""
+        """Device address of a host address inside a placed range, else None."""
         for item in self.placed:
             if item.host <= address < item.host + item.size:
                 return item.device + address - item.host
-        return None
+        return EMPTY + address % ALIGN if address in self._empty else None
 
     def share(self) -> tuple[int, int]:
         """File descriptor and length of the shared copies; the arena owns it."""

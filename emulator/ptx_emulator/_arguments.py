@@ -1,30 +1,40 @@
-"""Arguments of a host function: packed bytes with device addresses, and the memory behind them.
+"""Arguments of a host function, and the memory behind them.
 
-Contract: the host function takes `void **`, one pointer for each flattened argument. `pack_compiled` asks the CuTe DSL
+Contract: the plain C entry takes `void **`, one pointer for each flattened argument. `pack_compiled` asks the CuTe DSL
 compiled function itself for them (the same conversion as its own call), so that static and dynamic layouts are as it
-was compiled; `pack_plain` packs for an exported object, whose header says what each argument is. Both register every
-tensor with the arena and return bytes in which host addresses are still the caller's; `relocate` replaces them.
-Imported by `_launch` and `_executor`.
+was compiled; `pack_plain` packs for an exported object, whose header says what each argument is (`_ffi_arguments` does
+for TVM-FFI functions). Each registers every tensor with the arena and returns `Packed` values in which addresses are
+still the caller's; `relocate` makes of one what the child reads (`_host_call`), with device addresses.
+Imported by `_launch` and `_ffi_arguments`.
 """
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._arena import Arena
 from ._findings import EmulationError
 
-__all__ = ["Descriptor", "pack_compiled", "pack_plain", "relocate"]
+__all__ = ["Descriptor", "HostMemory", "Packed", "pack_compiled", "pack_plain", "relocate"]
 
 _DESCRIPTOR_BYTES = 256  # at least those of a tensor with 16 dynamic extents and strides
 _SCALAR_BYTES = 8
+_WORD = 8
+
+
+class Packed(NamedTuple):
+    """One argument. `kind`: "bytes" (raw), "block" (`HostMemory`), and for TVM-FFI those of `_ffi_arguments`."""
+
+    kind: str
+    value: Any
 
 
 class Descriptor:
@@ -49,88 +59,156 @@ class Descriptor:
         )
 
 
-def pack_compiled(compiled: Any, args: Sequence[Any], arena: Arena, outputs: Sequence[Any]) -> list[bytes]:
-    """What `compiled(*args)` would hand to its host function."""
+class HostMemory:
+    """The checked fields of a host block: an object like `cudnn_core.HostBlock`, or any with its three attributes.
+
+    data       the bytes that the host function finds at the address which it gets
+    addresses  offsets of the 8-byte words in it that hold addresses of operands (0: none): the device's take their place
+    values     (offset, bytes): the word at offset gets the host address of these bytes
+    """
+
+    def __init__(self, block: Any, name: str) -> None:
+        self.name = name
+        self.data = bytes(block.data)
+        self.addresses = tuple(int(offset) for offset in block.addresses)
+        self.values = tuple((int(offset), bytes(raw)) for offset, raw in getattr(block, "values", ()))
+        words = [*self.addresses, *(offset for offset, _ in self.values)]
+        for offset in words:
+            if not 0 <= offset <= len(self.data) - _WORD:
+                raise EmulationError(
+                    f"{name}: the word at byte {offset} is not in the {len(self.data)} bytes of the host block"
+                )
+        crowded = [b for a, b in zip(sorted(words), sorted(words)[1:], strict=False) if b - a < _WORD]
+        if crowded:
+            raise EmulationError(f"{name}: the word at byte {crowded[0]} of the host block overlaps another one")
+
+    def relocated(self, arena: Arena) -> bytes:
+        """The data with device addresses."""
+        moved = bytearray(self.data)
+        for offset in self.addresses:
+            (address,) = struct.unpack_from("<Q", self.data, offset)
+            device = arena.device(address) if address else 0
+            if device is None:
+                raise EmulationError(f"{self.name}: the word at byte {offset} of the host block is {address:#x}, which lies in "
+                                     "none of the tensors given: pass the tensor in buffers=[...]")  # fmt: skip
+            struct.pack_into("<Q", moved, offset, device)
+        return bytes(moved)
+
+    @staticmethod
+    def matches(value: Any) -> bool:
+        return hasattr(value, "addresses") and hasattr(value, "data")
+
+
+def pack_compiled(compiled: Any, args: Sequence[Any], arena: Arena, outputs: Sequence[Any]) -> list[Packed]:
+    """What `compiled(*args)` would hand to its host function. A host block stands for its address."""
     fresh = {id(value) for value in outputs}
     pointers: list[tuple[int, int]] = []
+    blocks: dict[int, HostMemory] = {}
+    given: list[Any] = []
+    keep: list[Any] = []
     for number, value in enumerate(args):
-        for leaf in _leaves(value):
-            pointer = _register(leaf, f"argument {number}", arena, id(value) in fresh or id(leaf) in fresh)
+        if HostMemory.matches(value):
+            block = HostMemory(value, f"argument {number}")
+            keep.append(ctypes.create_string_buffer(block.data, max(len(block.data), 1)))
+            address = ctypes.addressof(keep[-1])
+            blocks[address] = block
+            given.append(address)
+            continue
+        given.append(value)
+        for leaf in leaves(value):
+            pointer = register(leaf, f"argument {number}", arena, id(value) in fresh or id(leaf) in fresh)
             if pointer:
                 pointers.append((number, pointer))
-    arguments, keep = compiled.generate_execution_args(*args)
+    arguments, owners = compiled.generate_execution_args(*given)
     packed = []
     with Path("/proc/self/mem").open(
         "rb", buffering=0
     ) as memory:  # a bounded read: a descriptor does not tell its size
         for argument in arguments:
             scalar = isinstance(argument, ctypes.c_void_p)
-            address = argument.value if isinstance(argument, ctypes.c_void_p) else int(argument)
+            place = argument.value if isinstance(argument, ctypes.c_void_p) else int(argument)
             size = _SCALAR_BYTES if scalar else _DESCRIPTOR_BYTES
-            packed.append(os.pread(memory.fileno(), size, address) if address else bytes(8))
-    del keep
-    for number, address in pointers:
-        if not arena.covers(address):
-            raise EmulationError(f"argument {number} points to {address:#x}, into none of the tensors given: "
-                                 "pass the tensor that it points to in buffers=[...]")  # fmt: skip
+            raw = os.pread(memory.fileno(), size, place) if place else bytes(8)
+            found = blocks.get(int.from_bytes(raw[:8], "little"))
+            packed.append(Packed("bytes", raw) if found is None else Packed("block", found))
+    del owners, keep
+    check_pointers(pointers, arena)
     return packed
 
 
-def pack_plain(args: Sequence[Any], arena: Arena, outputs: Sequence[Any]) -> list[bytes]:
+def pack_plain(args: Sequence[Any], arena: Arena, outputs: Sequence[Any]) -> list[Packed]:
     """Arguments of an exported object, in the order of its header.
 
-    A tensor is its address (a pointer argument or a static tensor), `Descriptor` a tensor with dynamic dimensions,
-    None a null stream, bytes are themselves; int, float and bool are int32, float32 and uint8, numpy scalars and ctypes
-    values have their own width.
+    A tensor is its address (a pointer argument or a static tensor), `Descriptor` a tensor with dynamic dimensions, a host
+    block the address of its memory, None a null stream, bytes are themselves; int, float and bool are int32, float32
+    and uint8, numpy scalars and ctypes values have their own width.
     """
     fresh = {id(value) for value in outputs}
     packed = []
     for number, value in enumerate(args):
         name = f"argument {number}"
-        if value is None:
-            packed.append(bytes(8))
-        elif isinstance(value, (bytes, bytearray, memoryview)):
-            packed.append(bytes(value))
-        elif isinstance(value, bool):
-            packed.append(bytes([value]))
-        elif isinstance(value, int):
-            if not -(2**31) <= value < 2**31:
-                raise EmulationError(f"{name}: {value} does not fit into int32; pass a numpy integer of its width")
-            packed.append(struct.pack("<i", value))
-        elif isinstance(value, float):
-            packed.append(struct.pack("<f", value))
-        elif isinstance(value, np.generic):
-            packed.append(value.tobytes())
-        elif isinstance(value, (ctypes._SimpleCData, ctypes.Structure, ctypes.Array)):
-            packed.append(bytes(value))
-        elif isinstance(value, Descriptor):
-            address = arena.add_tensor(value.tensor, name, fresh=id(value.tensor) in fresh)
-            packed.append(struct.pack("<Q", address) + value.tail)
+        if HostMemory.matches(value):
+            packed.append(Packed("block", HostMemory(value, name)))
         else:
-            packed.append(struct.pack("<Q", arena.add_tensor(value, name, fresh=id(value) in fresh)))
+            packed.append(Packed("bytes", _plain(value, name, arena, fresh)))
     return packed
 
 
-def relocate(packed: bytes, arena: Arena) -> bytes:
-    """The argument with its address, the first word of every descriptor and pointer, on the device."""
-    if len(packed) < 8:
-        return packed
-    (address,) = struct.unpack_from("<Q", packed)
-    device = arena.device(address)
-    return packed if device is None else struct.pack("<Q", device) + packed[8:]
+def _plain(value: Any, name: str, arena: Arena, fresh: set[int]) -> bytes:
+    if value is None:
+        return bytes(8)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, bool):
+        return bytes([value])
+    if isinstance(value, int):
+        if not -(2**31) <= value < 2**31:
+            raise EmulationError(f"{name}: {value} does not fit into int32; pass a numpy integer of its width")
+        return struct.pack("<i", value)
+    if isinstance(value, float):
+        return struct.pack("<f", value)
+    if isinstance(value, np.generic):
+        return value.tobytes()
+    if isinstance(value, (ctypes._SimpleCData, ctypes.Structure, ctypes.Array)):
+        return bytes(value)
+    if isinstance(value, Descriptor):
+        address = arena.add_tensor(value.tensor, name, fresh=id(value.tensor) in fresh)
+        return struct.pack("<Q", address) + value.tail
+    return struct.pack("<Q", arena.add_tensor(value, name, fresh=id(value) in fresh))
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def relocate(packed: Packed, arena: Arena) -> list[Any]:
+    """The argument as JSON, with device addresses: the first word of bytes, integers, tensors, the words of a block."""
+    kind, value = packed
+    if kind == "bytes":
+        device = arena.device(int.from_bytes(value[:8], "little")) if len(value) >= _WORD else None
+        moved = value if device is None else struct.pack("<Q", device) + value[8:]
+        return [kind, base64.b64encode(moved).decode()]
+    if kind == "block":
+        values = [(offset, base64.b64encode(raw).decode()) for offset, raw in value.values]
+        return [kind, base64.b64encode(value.relocated(arena)).decode(), values]
+    if kind == "int":
+        device = arena.device(value)
+        return [kind, value if device is None else device]
+    if kind == "tensor":
+        return [kind, {**value, "data": arena.device(value["data"]) or 0}]
+    if kind == "array":
+        return [kind, [relocate(item, arena) for item in value]]
+    return [kind, value]
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What nested lists, tuples and dicts hold."""
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _leaves(item)
+            yield from leaves(item)
     elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
+        yield from leaves(list(value.values()))
     else:
         yield value
 
 
-def _register(leaf: Any, name: str, arena: Arena, fresh: bool) -> int:
+def register(leaf: Any, name: str, arena: Arena, fresh: bool) -> int:
     """Register a torch or numpy tensor or a runtime `cute.Tensor`; the address of a runtime `cute.Pointer`, else 0."""
     if isinstance(leaf, np.ndarray) or (hasattr(leaf, "untyped_storage") and hasattr(leaf, "data_ptr")):
         arena.add_tensor(leaf, name, fresh=fresh)
@@ -142,3 +220,11 @@ def _register(leaf: Any, name: str, arena: Arena, fresh: bool) -> int:
     elif hasattr(leaf, "memspace") and isinstance(getattr(leaf, "_pointer", None), int):
         return int(leaf._pointer)
     return 0
+
+
+def check_pointers(pointers: Sequence[tuple[int, int]], arena: Arena) -> None:
+    """Raise unless every (argument, address) lies in a registered tensor."""
+    for number, address in pointers:
+        if not arena.covers(address):
+            raise EmulationError(f"argument {number} points to {address:#x}, into none of the tensors given: "
+                                 "pass the tensor that it points to in buffers=[...]")  # fmt: skip

@@ -24,12 +24,12 @@ import numpy as np
 from ._elf import read_image
 from ._findings import EmulationError, Finding, FindingError, UnsupportedError
 from ._grid import run_ptx
+from ._host_call import call_host
 from ._ptx import Entry, parse
 
 __all__ = ["main"]
 
 _CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
-_ERRORS = {1: "cudaErrorInvalidValue", 2: "cudaErrorMemoryAllocation"}
 _PROGRESS_SECONDS = 0.25
 
 
@@ -115,37 +115,6 @@ class Recorder:
         self.launches.append(
             Recorded(name, text, config.grid.values(), config.block.values(), cluster, int(config.dynamic_shared),
                      max_dynamic, params, cubin, attributes))  # fmt: skip
-
-
-def call_host(job: Mapping[str, Any], recorder: Recorder) -> None:
-    """Load the object, set up its kernels, call its host function with the packed arguments."""
-    runtime = ctypes.CDLL(job["runtime"], mode=ctypes.RTLD_GLOBAL)
-    table = [word for pair in job["attributes"] for word in pair]
-    attributes = (ctypes.c_int * len(table))(*table)
-    runtime.ptxemu_configure(recorder.callback, attributes, len(job["attributes"]))
-    runtime.ptxemu_problem.restype = ctypes.c_char_p
-    host = ctypes.CDLL(job["object"])
-    error, device = ctypes.c_int32(0), ctypes.c_int32(0)
-    library = ctypes.c_void_p()
-    handle = ctypes.pointer(library)
-
-    def call(symbol: str, *values: Any) -> None:
-        error.value = 0
-        packed = (ctypes.c_void_p * (len(values) + 1))(*(ctypes.addressof(v) for v in values), ctypes.addressof(error))
-        function = getattr(host, symbol)
-        function.restype = None
-        function(packed, ctypes.c_int32(len(packed)))
-        if recorder.error is not None:
-            raise recorder.error
-        if error.value:
-            said = runtime.ptxemu_problem().decode()
-            code = _ERRORS.get(error.value, f"error {error.value}")
-            raise EmulationError(f"the host function failed in {symbol} with {code}{': ' + said if said else ''}")
-
-    call(job["init"], handle)
-    call(job["load"], handle, device)
-    values = [ctypes.create_string_buffer(base64.b64decode(raw), max(16, len(raw))) for raw in job["arguments"]]
-    call(job["call"], *values)
 
 
 def run(job: Mapping[str, Any], send: Any) -> None:

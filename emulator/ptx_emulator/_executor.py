@@ -2,29 +2,23 @@
 
 Contract (docs/command-line.md, "Executors"): `executor(plan, pack, workspace)` with host addresses; it returns when the
 outputs are written, and raises when the run has findings: `cudnn-core run --executor emulator` then says so and exits
-with 1. The arguments of a host function are those that the compiled plan's `host_arguments(artifact, pack, workspace)`
-gives, a sequence of what `launch` takes for an exported object (bytes begin with the address, if they hold one); without
-that method one pointer for each operand in the order of the plan (by-value operands: the value), the workspace's if the
-plan has one, and a null stream. Imported through the entry point only.
+with 1. The arguments of a host function are `plan.host_arguments(artifact, pack, workspace)`, each what `launch` takes for
+an exported object, a plain one or one for TVM-FFI. Imported through the entry point only.
 """
 
 from __future__ import annotations
 
-import ctypes
-import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ._arena import Arena
-from ._arguments import pack_plain
 from ._findings import EmulationError, Report
-from ._launch import Subject, run_host
+from ._launch import Subject, pack_arguments, run_host
 
 __all__ = ["FoundError", "executor", "summary"]
 
 _SHOWN = 10
-_STREAM = bytes(8)
 
 
 class FoundError(EmulationError):
@@ -50,7 +44,7 @@ def executor(plan: Any, pack: Any, workspace: int) -> None:
                               fresh=operand.role == "output", writable=operand.role != "input")  # fmt: skip
             if plan.workspace_size:
                 arena.add(workspace, plan.workspace_size, "workspace", fresh=True)
-            packed = pack_plain(_arguments(plan, artifact, pack, workspace), arena, ())
+            packed = pack_arguments(subject, plan.host_arguments(artifact, pack, workspace), arena)
             report = run_host(subject, packed, arena, limits=plan.device)
         finally:
             arena.close()
@@ -94,23 +88,7 @@ def _subjects(plan: Any) -> Iterator[tuple[Any, Subject]]:
     for raw, artifact in owner.items():
         if not texts[raw]:
             raise EmulationError(f"artifact {artifact.name} of engine {plan.engine} has no PTX")
-        yield artifact, Subject(raw, tuple(texts[raw]))
-
-
-def _arguments(plan: Any, artifact: Any, pack: Any, workspace: int) -> Sequence[Any]:
-    own = getattr(plan, "host_arguments", None) or getattr(getattr(plan, "_compiled", None), "host_arguments", None)
-    if own is not None:
-        found: Sequence[Any] = own(artifact, pack, workspace)
-        return found
-    arguments: list[Any] = []
-    for operand, pointer in zip(pack.operands, pack.pointers, strict=True):
-        if operand.by_value:
-            arguments.append(ctypes.string_at(pointer, _extent(operand)))
-        else:
-            arguments.append(struct.pack("<Q", pointer))
-    if plan.workspace_size:
-        arguments.append(struct.pack("<Q", workspace))
-    return [*arguments, _STREAM]
+        yield artifact, Subject.of(raw, texts[raw])
 
 
 def _extent(operand: Any) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import inspect
 import json
 import os
 import re
@@ -27,13 +28,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._arena import Arena
-from ._arguments import pack_compiled, pack_plain, relocate
+from ._arguments import Packed, pack_compiled, pack_plain, relocate
+from ._ffi_arguments import pack_ffi
 from ._findings import EmulationError, Finding, FindingError, Report, UnsupportedError
 from ._limits import device_attributes, device_limits
 from ._progress import Progress
-from ._runtime import host_function, link_object, runtime_library
+from ._runtime import HostFunction, host_function, link_object, runtime_library
 
-__all__ = ["Launch", "Subject", "launch", "record", "run_host"]
+__all__ = ["Launch", "Subject", "launch", "pack_arguments", "record", "run_host"]
 
 _CHILD = (
     "import json,sys; sys.path[:0] = json.loads(sys.argv[1]); from ptx_emulator._child import main; main(sys.argv[2])"
@@ -56,12 +58,16 @@ class Launch(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What is run: host object, PTX of its kernels, name of its host function; `packer` is a compiled function."""
+    """What is run: host object, PTX of its kernels, its host function; `packer` is a compiled function."""
 
     object: bytes
     ptx: tuple[str, ...]
-    entry: str | None = None
+    function: HostFunction
     packer: Any = None
+
+    @classmethod
+    def of(cls, raw: bytes, ptx: Sequence[str], entry: str | None = None, packer: Any = None) -> Subject:
+        return cls(raw, tuple(ptx), host_function(raw, entry), packer)
 
     @property
     def target(self) -> str:
@@ -132,7 +138,7 @@ def record(
 
 def run_host(
     subject: Subject,
-    packed: Sequence[bytes],
+    packed: Sequence[Packed],
     arena: Arena,
     *,
     seed: int = 0,
@@ -154,68 +160,75 @@ def run_host(
 def _subject(compiled: Any, ptx: str | Path | Sequence[str | Path], entry: str | None) -> Subject:
     given = [ptx] if isinstance(ptx, (str, Path)) else list(ptx)
     texts = tuple(t if isinstance(t, str) and "\n" in t else Path(t).read_text() for t in given)
-    if isinstance(compiled, (bytes, bytearray)):
-        subject = Subject(bytes(compiled), texts, entry)
-    elif isinstance(compiled, (str, Path)):
-        subject = Subject(Path(compiled).read_bytes(), texts, entry)
-    elif hasattr(compiled, "export_to_c"):
+    if hasattr(compiled, "export_to_c"):
         found: Any = getattr(compiled, "__ptx__", None)
         if not texts and (not isinstance(found, str) or ".entry" not in found):
             raise EmulationError("the compiled function has no PTX: compile it with the option --keep-ptx")
-        return Subject(_export(compiled), texts or (found,), entry, compiled)
+        ffi = "function_name" in inspect.signature(compiled.export_to_c).parameters
+        return Subject.of(_export(compiled, ffi), texts or (found,), packer=None if ffi else compiled)
+    if isinstance(compiled, (bytes, bytearray)):
+        raw = bytes(compiled)
+    elif isinstance(compiled, (str, Path)):
+        raw = Path(compiled).read_bytes()
     elif isinstance(getattr(compiled, "object", None), bytes) and isinstance(getattr(compiled, "ptx", None), str):
-        subject = Subject(compiled.object, texts or ((compiled.ptx,) if compiled.ptx else ()), entry)
+        raw, texts = compiled.object, texts or ((compiled.ptx,) if compiled.ptx else ())
     else:
         raise EmulationError(f"cannot launch a {type(compiled).__name__}: pass a compiled CuTe DSL function, an artifact, "
                              "or an exported object")  # fmt: skip
-    if not subject.object:
+    if not raw:
         raise EmulationError("there is no host object: the artifact's `object` is empty")
-    if not subject.ptx:
+    if not texts:
         raise EmulationError("there is no PTX of the object's kernels: pass ptx=")
-    return subject
+    return Subject.of(raw, texts, entry)
 
 
-def _export(compiled: Any) -> bytes:
-    """The host object of a compiled function."""
+def _export(compiled: Any, ffi: bool) -> bytes:
+    """The host object of a compiled function; `ffi`: one that was compiled for TVM-FFI."""
     # The export resolves the vendor's runtime among the libraries of the process, but 4.8.1 has not loaded it yet when
     # no engine was made (first compile in a process that has no GPU and had no CUTE_DSL_ARCH at import).
     with contextlib.suppress(AttributeError, OSError):
         for library in compiled.export_provider.dsl._get_dsl().get_shared_libs():
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "host.o"
         try:
-            compiled.export_to_c(file_path=folder, file_name="host", function_prefix=_PREFIX)
+            if ffi:
+                compiled.export_to_c(str(made), function_name=_PREFIX)
+            else:
+                made.write_bytes(compiled.dump_to_object(_PREFIX))  # a header has no form for a bool
         except Exception as error:
-            raise EmulationError(f"the compiled function cannot be exported ({error}); functions compiled for TVM-FFI "
-                                 "cannot be launched") from error  # fmt: skip
-        return (Path(folder) / "host.o").read_bytes()
+            raise EmulationError(f"the compiled function cannot be exported: {error}") from error
+        return made.read_bytes()
+
+
+def pack_arguments(subject: Subject, args: Sequence[Any], arena: Arena, outputs: Sequence[Any] = ()) -> list[Packed]:
+    """The arguments of the subject's host function, in the form that it takes; their memory is registered."""
+    if subject.packer is not None:
+        return pack_compiled(subject.packer, args, arena, outputs)
+    return (pack_ffi if subject.function.ffi else pack_plain)(args, arena, outputs)
 
 
 @contextlib.contextmanager
-def _packed(subject: Subject, args: Sequence[Any], buffers: Sequence[Any], outputs: Sequence[Any]) -> Iterator[tuple[Arena, list[bytes]]]:  # fmt: skip
+def _packed(subject: Subject, args: Sequence[Any], buffers: Sequence[Any], outputs: Sequence[Any]) -> Iterator[tuple[Arena, list[Packed]]]:  # fmt: skip
     arena = Arena()
     fresh = {id(value) for value in outputs}
     try:
         for number, value in enumerate(buffers):
             arena.add_tensor(value, f"buffer {number}", fresh=id(value) in fresh)
-        if subject.packer is not None:
-            yield arena, pack_compiled(subject.packer, args, arena, outputs)
-        else:
-            yield arena, pack_plain(args, arena, outputs)
+        yield arena, pack_arguments(subject, args, arena, outputs)
     finally:
         arena.close()
 
 
-def _job(subject: Subject, packed: Sequence[bytes], arena: Arena, limits: Any, *, seed: int = 0, check: str = "report",
+def _job(subject: Subject, packed: Sequence[Packed], arena: Arena, limits: Any, *, seed: int = 0, check: str = "report",
          schedule: str = "late", strict: bool = False, record: bool = False) -> dict[str, Any]:  # fmt: skip
     found = device_limits(subject.target, limits)
-    function = host_function(subject.object, subject.entry)
     arena.place()
     return {
         "runtime": str(runtime_library()),
-        **function._asdict(),
+        **subject.function._asdict(),
         "ptx": subject.ptx,
-        "arguments": [base64.b64encode(relocate(raw, arena)).decode() for raw in packed],
+        "arguments": [relocate(argument, arena) for argument in packed],
         "attributes": device_attributes(subject.target, found, limits),
         "limits": {name: getattr(found, name) for name in type(found).__dataclass_fields__},
         "buffers": [(p.device, p.offset, p.size, p.fresh) for p in arena.placed],

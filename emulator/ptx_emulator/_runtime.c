@@ -3,7 +3,8 @@
  * Contract: no driver, no device. Kernels are (image, name) pairs; a launch calls back into Python with what the host
  * function gave; device attributes are those of the table that Python set. Every function returns a cudaError_t: 0, or
  * 1 (invalid value) with a message that ptxemu_problem() returns. Signatures follow the CUDA Runtime and Driver API of
- * the same names without the leading underscore. Built once by _runtime.py; used by _child.py, in the child only.
+ * the same names without the leading underscore; those that only functions compiled for TVM-FFI need are at the end.
+ * Built once by _runtime.py; used by _host_call.py, in the child only.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -26,16 +27,20 @@ typedef int (*OnLaunch)(const char *kernel, const void *image, int max_dynamic, 
 static OnLaunch on_launch;
 static const int *device_attributes; /* pairs: attribute, value */
 static int device_attribute_count;
-static char problem[512];
+static char problem[4096];
+static int raised; /* the cudaError_t that a TVM-FFI function reported */
 
 void ptxemu_configure(OnLaunch callback, const int *attributes, int count) {
     on_launch = callback;
     device_attributes = attributes;
     device_attribute_count = count;
     problem[0] = 0;
+    raised = 0;
 }
 
 const char *ptxemu_problem(void) { return problem; }
+
+int ptxemu_raised(void) { return raised; }
 
 static int invalid(const char *what, long long a, long long b) {
     snprintf(problem, sizeof problem, "%s (%lld, %lld)", what, a, b);
@@ -132,4 +137,43 @@ int _cudaLaunchKernelEx(const Config *config, void *kernel, void **arguments) {
     const Kernel *launched = kernel;
     if (!on_launch) return invalid("launch before the runtime was configured", 0, 0);
     return on_launch(launched->name, launched->image, launched->max_dynamic, config, arguments);
+}
+
+/* --- TVM-FFI: errors and the stream of the environment as in tvm/ffi/c_api.h and extra/c_env_api.h of apache-tvm-ffi; the
+ * others have the parameters that objects of CuTe DSL 4.8 give them. They return -1 for "an error has been raised". */
+void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int count) {
+    size_t used = (size_t)snprintf(problem, sizeof problem, "%s: ", kind);
+    for (int i = 0; i < count && used < sizeof problem; i++)
+        if (parts[i]) used += (size_t)snprintf(problem + used, sizeof problem - used, "%s", parts[i]);
+}
+
+void TVMFFIErrorSetRaisedFromCStr(const char *kind, const char *message) {
+    TVMFFIErrorSetRaisedFromCStrParts(kind, &message, 1);
+}
+
+void *TVMFFIEnvGetStream(int device_type, int device) {
+    (void)device_type, (void)device;
+    return NULL;
+}
+
+/* What the runtime said of the error stays in `problem`, so `set` is not called. */
+void CuteDSLRT_TVMFFISetRaisedCudaError(void *set, int error) {
+    (void)set;
+    raised = error;
+}
+
+int cuda_dialect_init_library_once(void **state, int (*init)(void **), int (*load)(void **, int), void *set) {
+    void *library = NULL;
+    (void)set;
+    if (*state) return 0;
+    raised = init(&library);
+    if (!raised) raised = load(&library, 0);
+    if (raised) return -1;
+    *state = library;
+    return 0;
+}
+
+void cuda_dialect_unload_library_once(void **state) {
+    if (*state) _cudaLibraryUnload(*state);
+    *state = NULL;
 }

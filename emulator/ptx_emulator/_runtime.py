@@ -27,21 +27,31 @@ _SOURCE = Path(__file__).with_name("_runtime.c")
 _FLAGS = ("-std=c11", "-O1", "-shared", "-fPIC")
 _CACHE_VARIABLE = "PTX_EMULATOR_CACHE_DIR"
 _SECONDS = 60.0
+_NEEDS = ("_cu", "cuda_dialect", "CuteDSLRT", "TVMFFI")  # beginnings of the symbols that a runtime gives
+_FFI = "__tvm_ffi_"  # then the name; TVM-FFI's own symbols have a third underscore (tvm/ffi/c_api.h)
 
 
 class HostFunction(NamedTuple):
-    """Symbols of an exported object: `call(void **args, int32 count)`, `init` and `load` set up its kernels."""
+    """Symbols of an exported object.
+
+    `call(void **args, int32 count)` with `init` and `load`, which set up its kernels; or, with `ffi`, a TVM-FFI function
+    `call(void *self, const TVMFFIAny *args, int32 count, TVMFFIAny *result)`, which sets them up itself.
+    """
 
     call: str
-    init: str
-    load: str
+    init: str = ""
+    load: str = ""
+    ffi: bool = False
 
 
 def host_function(raw: bytes, entry: str | None = None) -> HostFunction:
-    """The host function of an exported object: the only one, or the one whose symbol contains `entry`."""
+    """The host function of an exported object: the only one, or the one whose symbol contains `entry`.
+
+    An object that was compiled for TVM-FFI has a plain entry too (`__cute_internal_...`); what callers use is the other.
+    """
     names, missing = read_object(raw)
     offered = set(read_object(runtime_library().read_bytes()).defined)
-    lacking = sorted(n for n in missing if n.startswith(("_cu", "cuda_dialect", "CuteDSLRT")) and n not in offered)
+    lacking = sorted(n for n in missing if n.startswith(_NEEDS) and n not in offered)
     if lacking:
         raise EmulationError(f"the host function needs what the emulator's runtime does not have: {', '.join(lacking)}")
     prefixes = [
@@ -51,8 +61,10 @@ def host_function(raw: bytes, entry: str | None = None) -> HostFunction:
         HostFunction(n, f"_mlir_{p}_cuda_init", f"_mlir_{p}_cuda_load_to_device")
         for p in prefixes
         for n in names
-        if n.startswith(f"_mlir_{p}__mlir_ciface_") and (entry is None or entry in n)
+        if n.startswith(f"_mlir_{p}__mlir_ciface_")
     ]
+    found += [HostFunction(n, ffi=True) for n in names if n.startswith(_FFI) and not n.startswith(f"{_FFI}_")]
+    found = [f for f in found if entry is None or entry in f.call]
     if len(found) != 1:
         listed = ", ".join(f.call for f in found) or "none"
         which = "" if entry is None else f" whose name contains {entry!r}"

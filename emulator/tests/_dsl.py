@@ -42,6 +42,18 @@ def fill(out: cute.Pointer, n: cutlass.Int32, stream: cuda.CUstream):
 
 
 @cute.kernel
+def flag_kernel(out: cute.Tensor, flag: cutlass.Boolean):
+    thread, _, _ = cute.arch.thread_idx()
+    if flag:
+        out[thread] = cutlass.Float32(1)
+
+
+@cute.jit
+def flag(out: cute.Tensor, value: bool, stream: cuda.CUstream):
+    flag_kernel(out, value).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@cute.kernel
 def ranks_kernel(out: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
@@ -52,6 +64,47 @@ def ranks_kernel(out: cute.Tensor):
 @cute.jit
 def ranks(out: cute.Tensor, stream: cuda.CUstream):
     ranks_kernel(out).launch(grid=[8, 1, 1], block=[32, 1, 1], cluster=[4, 1, 1], smem=60000, stream=stream)
+
+
+@cute.kernel
+def scaled_kernel(x: cute.Tensor, y: cute.Tensor, scale: cutlass.Float32, negate: cutlass.Boolean):
+    thread, _, _ = cute.arch.thread_idx()
+    if thread < cute.size(y):
+        value = x[thread] * scale
+        if negate:
+            value = -value
+        y[thread] = value
+
+
+@cute.jit
+def scaled(
+    tensors: tuple[cute.Tensor, cute.Tensor],
+    scale: cutlass.Float32,
+    negate: cutlass.Boolean,
+    first: cute.Pointer,
+    count: cutlass.Int64,
+    stream: cuda.CUstream,
+):
+    y = cute.make_tensor(first, cute.make_layout(count))
+    scaled_kernel(tensors[0], y, scale, negate).launch(grid=[1, 1, 1], block=[64, 1, 1], stream=stream)
+
+
+@cute.jit
+def in_block(base: cutlass.Int64, stream: cuda.CUstream):
+    """Words: addresses of x and y, extent, host address of the fp32 scale."""
+    words = cute.make_tensor(
+        cute.make_ptr(cutlass.Int64, base, cute.AddressSpace.generic, assumed_align=8), cute.make_layout((4,))
+    )
+    value = cute.make_ptr(cutlass.Float32, words[3], cute.AddressSpace.generic, assumed_align=4)
+    scale = cute.make_tensor(value, cute.make_layout((1,)))[0]
+    x, y = (
+        cute.make_tensor(
+            cute.make_ptr(cutlass.Float32, words[i], cute.AddressSpace.gmem, assumed_align=4),
+            cute.make_layout(words[2]),
+        )
+        for i in range(2)
+    )
+    scaled_kernel(x, y, scale, cutlass.Boolean(False)).launch(grid=[1, 1, 1], block=[64, 1, 1], stream=stream)
 
 
 def _compile(function, *arguments, arch, options="--keep-ptx --keep-cubin"):
@@ -79,9 +132,27 @@ def compile_fill(arch):
     return _compile(fill, null, 1, make_fake_stream(), arch=arch)
 
 
+def compile_flag(arch):
+    out = make_fake_compact_tensor(cutlass.Float32, (32,), assumed_align=16)
+    return _compile(flag, out, True, make_fake_stream(), arch=arch)
+
+
 def compile_ranks(arch):
     out = make_fake_compact_tensor(cutlass.Int32, (8,), assumed_align=16)
     return _compile(ranks, out, make_fake_stream(), arch=arch)
+
+
+def compile_scaled(arch, options):
+    n = cute.sym_int()
+    x, y = (make_fake_compact_tensor(cutlass.Float32, (n,), assumed_align=16) for _ in range(2))
+    null = make_ptr(cutlass.Float32, 0, cute.AddressSpace.gmem, assumed_align=4)
+    arguments = ((x, y), cutlass.Float32(0), cutlass.Boolean(False), null, cutlass.Int64(0), make_fake_stream())
+    return _compile(scaled, *arguments, arch=arch, options=options)
+
+
+@functools.cache
+def compile_in_block(arch, options):
+    return _compile(in_block, cutlass.Int64(0), make_fake_stream(), arch=arch, options=options)
 
 
 def pointer(tensor):

@@ -46,6 +46,29 @@ void _mlir_t__mlir_ciface_host(void **a, int32_t count) {
 }
 """
 
+# A TVM-FFI function `k`: int32_t (void *self, TVMFFIAny *args, int32_t count, TVMFFIAny *result)
+FFI = r"""
+typedef struct { int32_t type; uint32_t zero; union { int64_t i; double f; void *p; } v; } any;
+typedef struct { void *data; int32_t device[2], rank; uint8_t code, bits; uint16_t lanes; int64_t *shape, *strides; uint64_t at; } tensor;
+typedef struct { uint64_t references; int32_t type; uint32_t zero; void *deleter; any *items; int64_t size; } array;
+extern int cuda_dialect_init_library_once(void **, int (*)(void **), int (*)(void **, int), void (*)(const char *, const char *));
+extern void TVMFFIErrorSetRaisedFromCStr(const char *, const char *);
+extern void TVMFFIErrorSetRaisedFromCStrParts(const char *, const char **, int32_t);
+extern void CuteDSLRT_TVMFFISetRaisedCudaError(void *, int32_t);
+static void *state;
+static int init(void **made) { return _cudaLibraryLoadData(made, image, 0, 0, 0, 0, 0, 0); }
+static int load(void **made, int device) { return _cudaLibraryGetKernel(&kernel, *made, "KERNEL"); }
+static int refuse(const char *kind, const char *a, const char *b) {
+    const char *parts[] = {a, 0, b};
+    TVMFFIErrorSetRaisedFromCStrParts(kind, parts, 3);
+    return -1;
+}
+int32_t __tvm_ffi_k(void *self, any *a, int32_t count, any *result) {
+    if (cuda_dialect_init_library_once(&state, init, load, TVMFFIErrorSetRaisedFromCStr)) return -1;
+    BODY
+}
+"""
+
 # struct { void *data; int32_t n } for x and y as the descriptors of two tensors
 ADD_BODY = """
     struct { float *data; int32_t n; } *x = a[0], *y = a[1];
@@ -76,11 +99,18 @@ def axpy(target="sm_100a"):
     return AXPY.format(target=target)
 
 
-def host_object(body=ADD_BODY, kernel="axpy"):
-    """A compiled host object whose function `host` runs `body`."""
+def host_object(body=ADD_BODY, kernel="axpy", ffi=False):
+    """A compiled host object whose function `host` runs `body`; `ffi`: whose TVM-FFI function `k` does."""
+    text = HOST
+    if ffi:
+        text = (
+            text[: text.index("void _mlir_t_cuda_init")]
+            + text[text.index("static int run") : text.index("void _mlir_t__")]
+            + FFI
+        )
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "host.c", Path(folder) / "host.o"
-        source.write_text(HOST.replace("KERNEL", kernel).replace("BODY", body))
+        source.write_text(text.replace("KERNEL", kernel).replace("BODY", body))
         command = next(filter(shutil.which, ("cc", "gcc", "clang")))
         subprocess.run([command, "-O1", "-fPIC", "-w", "-c", "-o", str(made), str(source)], check=True)
         return made.read_bytes()

@@ -3,6 +3,8 @@
 import ctypes
 import json
 import runpy
+import struct
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,8 @@ from ptx_emulator import EmulationError, Report
 cudnn_core = pytest.importorskip("cudnn_core")
 
 from ptx_emulator._executor import FoundError, executor, summary  # noqa: E402  # needs cudnn_core when it is called
+
+from cudnn_core._host_arguments import host_arguments  # noqa: E402
 
 HOSTS = runpy.run_path(str(Path(__file__).with_name("_hosts.py")))
 pytestmark = HOSTS["needs_compiler"]
@@ -63,9 +67,11 @@ class Case:
         operands = tuple(operand(name, x, role) for name, x, role in zip("aby", arrays, roles, strict=True))
         self.pack = SimpleNamespace(operands=operands, pointers=tuple(x.ctypes.data for x in arrays))
         device = cudnn_core.DeviceInfo.preset("B200")
+        compiled = SimpleNamespace(workspace_size=workspace, **attributes)
         self.plan = SimpleNamespace(
-            artifacts=artifacts, device=device, engine="t:add@1", workspace_size=workspace, **attributes
-        )
+            artifacts=artifacts, device=device, engine="t:add@1", workspace_size=workspace,
+            host_arguments=partial(host_arguments, "t:add@1", compiled),
+        )  # fmt: skip
 
     def run(self):
         executor(self.plan, self.pack, self.space.ctypes.data)
@@ -108,6 +114,45 @@ def test_an_engine_may_give_its_own_arguments(artifact):
     case = Case(artifact, host_arguments=host_arguments)
     case.run()
     np.testing.assert_array_equal(case.y, case.a + case.a)
+
+
+BLOCK = """
+    struct { float *a, *none, *y; int64_t n; float *scale; } *w = *(void **)a[0];
+    dim one = {1, 1, 1}, block = {w->n, 1, 1};
+    void *p[] = {&w->a, &w->a, &w->y};
+    *result = count != 3 || w->none || *w->scale != 2.5f ? 99 : run(one, block, one, 0, p);
+"""
+FFI_BLOCK = BLOCK.replace("*(void **)a[0]", "a[0].type != 1 ? 0 : a[0].v.p").replace(
+    "*result = count != 3", "return count != 2 || a[1].type"
+)
+
+
+@pytest.mark.parametrize("ffi", [False, True])
+def test_an_engine_may_pass_addresses_sizes_and_values_in_a_host_block(artifact, ffi):
+    def arguments(given, pack, workspace):
+        words = struct.pack("<5Q", pack.pointers[0], 0, pack.pointers[2], 32, 0)
+        return cudnn_core.HostBlock(words, addresses=(0, 8, 16), values=((32, struct.pack("<f", 2.5)),)), None
+
+    raw = HOSTS["host_object"](FFI_BLOCK if ffi else BLOCK, kernel="add", ffi=ffi)
+    case = Case(artifact._replace(object=raw), host_arguments=arguments)
+    case.run()
+    np.testing.assert_array_equal(case.y, case.a + case.a)
+
+
+def test_a_tvm_ffi_function_gets_the_default_arguments_too(artifact):
+    body = """
+    dim one = {1, 1, 1}, block = {32, 1, 1};
+    if (count != 5 || a[1].type != 3 || a[1].v.f != 2.5 || a[3].type != 1 || a[4].type) return refuse("E", "arguments", 0);
+    void *p[] = {&a[0].v.p, &a[0].v.p, &a[3].v.p};
+    return run(one, block, one, 0, p);
+    """
+    case = Case(artifact._replace(object=HOSTS["host_object"](body, kernel="add", ffi=True)), workspace=256)
+    value = ctypes.c_float(2.5)
+    first, _, last = case.pack.operands
+    case.pack.operands = (first, operand("b", np.zeros(1, np.float32), by_value=True), last)
+    case.pack.pointers = (case.pack.pointers[0], ctypes.addressof(value), case.pack.pointers[2])
+    case.run()
+    np.testing.assert_array_equal(case.space[:128].view(np.float32), case.a + case.a)
 
 
 def test_inputs_are_read_only(artifact):

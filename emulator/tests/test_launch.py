@@ -268,7 +268,7 @@ def test_values_are_packed_by_their_types():
     from ptx_emulator._arguments import pack_plain
 
     values = [7, 1.5, True, None, np.float16(1), ctypes.c_int64(-1), b"abc"]
-    assert pack_plain(values, Arena(), ()) == [
+    assert [raw for _, raw in pack_plain(values, Arena(), ())] == [
         struct.pack("<i", 7), struct.pack("<f", 1.5), b"\1", bytes(8), b"\0<", b"\xff" * 8, b"abc",
     ]  # fmt: skip
 
@@ -388,6 +388,16 @@ def test_pointers_need_their_tensors(dsl):
     assert {finding.kind for finding in short.findings} == {"out_of_bounds"}
 
 
+def test_a_bool_argument_which_has_no_form_in_an_exported_header(dsl):
+    import torch
+
+    function = dsl["compile_flag"]("sm_90a")
+    for value in (False, True):
+        out = torch.zeros(32)
+        assert launch(function, out, value, dsl["stream"]()).findings == ()
+        assert out.tolist() == [float(value)] * 32
+
+
 def test_a_cluster_launch_and_its_shared_memory_come_from_the_host_function(dsl):
     import torch
 
@@ -397,12 +407,6 @@ def test_a_cluster_launch_and_its_shared_memory_come_from_the_host_function(dsl)
     assert (made.grid, made.cluster, made.dynamic_smem) == ((8, 1, 1), (4, 1, 1), 60000)
     assert launch(function, out, dsl["stream"]()).findings == ()
     assert out.tolist() == [0, 1, 2, 3] * 2
-
-
-def test_a_function_for_tvm_ffi_is_refused(dsl):
-    pytest.importorskip("tvm_ffi")
-    with pytest.raises(EmulationError, match="cannot be exported .* compiled for TVM-FFI cannot be launched"):
-        launch(dsl["compile_axpy"]("sm_90a", options="--keep-ptx --keep-cubin --enable-tvm-ffi"))
 
 
 def test_a_compiled_function_without_ptx_says_which_option(dsl):
