@@ -113,6 +113,13 @@ def _run(verbs: Any) -> None:
     )
     verb.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
     verb.add_argument("--executor", metavar="NAME", help="run the plan's artifacts with an installed executor")
+    verb.add_argument(
+        "--executor-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the executor, like seed=3 or timeout=60 of the emulator (repeatable)",
+    )
     verb.add_argument("--outputs", metavar="FILE", help="write the outputs to this .npz file")
 
 

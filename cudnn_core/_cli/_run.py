@@ -1,8 +1,9 @@
 """``cudnn-core run``: the best engine's plan, executed once and checked against the reference.
 
 ``--executor NAME`` runs the plan's artifacts by other means: the object that the entry point NAME of the group
-``cudnn_core.executors`` names is called as ``executor(plan, pack, workspace)``. ``pack`` is a VariantPack whose pointers are
-host addresses in the order of ``plan.operands``, ``workspace`` a host address; it returns when the outputs are written.
+``cudnn_core.executors`` names is called as ``executor(plan, pack, workspace, **options)``. ``pack`` is a VariantPack whose
+pointers are host addresses in the order of ``plan.operands``, ``workspace`` a host address, ``options`` what
+``--executor-option`` sets; it returns when the outputs are written.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .._errors import CudnnCoreError
+from ._executors import executor_named
 from ._load import device_named, load_graph, sizes_named
 from ._output import Failure, aligned, emit_json
 
@@ -32,7 +34,7 @@ def run(options: Any) -> int:
 
     graph = load_graph(options.graph)
     device = device_named(options.device)
-    executor = _executor(options.executor)
+    executor, settings = executor_named(options.executor, options.executor_option)
     if executor is None:
         require_device(device, "run")
     sizes = sizes_named(graph, device, options.size)
@@ -44,7 +46,7 @@ def run(options: Any) -> int:
     fixed = plan.graph.at(sizes)
     inputs = make_inputs(fixed, options.seed, arrays)
     arena = Arena(plan, fixed, inputs, on_host=executor is not None)
-    _execute(arena, executor, options.executor)
+    _execute(arena, executor, options.executor, settings)
     outputs = arena.outputs()
     expected = oracle(graph, sizes, inputs)
     results = compare(fixed, outputs, expected.outputs)
@@ -52,28 +54,17 @@ def run(options: Any) -> int:
         _save(options.outputs, fixed, outputs)
     ok = all(result.ok for result in results)
     if options.json:
-        emit_json(_document(arena, options, sizes, expected, results, ok))
+        emit_json(_document(arena, options, settings, sizes, expected, results, ok))
     else:
         print(_report(arena, options, sizes, expected, results))
     return 0 if ok else 1
 
 
-def _executor(name: str | None) -> Any:
-    if name is None:
-        return None
-    from .._registry import current
-
-    found = current().executor(name)
-    if not callable(found):
-        raise Failure(f"executor {name} is {found!r}, which can't be called")
-    return found
-
-
-def _execute(arena: Arena, executor: Any, name: str | None) -> None:
+def _execute(arena: Arena, executor: Any, name: str | None, settings: Mapping[str, Any]) -> None:
     """One run. What a plan or an executor raises at run time is a finding about it."""
     try:
         if executor is not None:
-            executor(arena.plan, arena.pack(), arena.workspace)
+            executor(arena.plan, arena.pack(), arena.workspace, **settings)
         else:
             arena.execute()
     except CudnnCoreError:
@@ -86,6 +77,7 @@ def _execute(arena: Arena, executor: Any, name: str | None) -> None:
 def _document(
     arena: Arena,
     options: Any,
+    settings: Mapping[str, Any],
     sizes: Mapping[str, int],
     expected: Oracle,
     results: list[Comparison],
@@ -100,6 +92,7 @@ def _document(
         "knobs": dict(plan.knobs),
         "variant": plan.variant,
         "executor": options.executor,
+        "executor_options": dict(settings),
         "device": plan.device.to_dict(),
         "sizes": dict(sizes),
         "inputs": options.inputs,

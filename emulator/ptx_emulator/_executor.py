@@ -1,6 +1,6 @@
 """The executor "emulator" of cudnn-core: runs the host objects and the PTX of a plan's artifacts.
 
-Contract (docs/command-line.md, "Executors"): `executor(plan, pack, workspace)` with host addresses; it returns when the
+Contract (docs/command-line.md, "Executors"): `executor(plan, pack, workspace, **options)` with host addresses; it returns when the
 outputs are written, and raises when the run has findings: `cudnn-core run --executor emulator` then says so and exits
 with 1. The arguments of a host function are `plan.host_arguments(artifact, pack, workspace)`, each what `launch` takes for
 an exported object, a plain one or one for TVM-FFI. Imported through the entry point only.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from ._arena import Arena
 from ._findings import EmulationError, Report
@@ -31,8 +31,17 @@ class FoundError(EmulationError):
         super().__init__(f"{len(report.findings)} finding(s):\n{shown}{more}")
 
 
-def executor(plan: Any, pack: Any, workspace: int) -> None:
-    """Run the plan's artifacts on the operands of `pack`."""
+def executor(
+    plan: Any,
+    pack: Any,
+    workspace: int,
+    *,
+    seed: int = 0,
+    schedule: Literal["late", "eager", "random"] = "late",
+    strict: bool = False,
+    timeout: float = 600.0,
+) -> None:
+    """Run the plan's artifacts on the operands of `pack`; the options are those of `launch`."""
     counts: dict[str, int] = {}
     findings: list[Any] = []
     for artifact, subject in _subjects(plan):
@@ -45,7 +54,8 @@ def executor(plan: Any, pack: Any, workspace: int) -> None:
             if plan.workspace_size:
                 arena.add(workspace, plan.workspace_size, "workspace", fresh=True)
             packed = pack_arguments(subject, plan.host_arguments(artifact, pack, workspace), arena)
-            report = run_host(subject, packed, arena, limits=plan.device)
+            report = run_host(subject, packed, arena, seed=seed, schedule=schedule, strict=strict, limits=plan.device,
+                              timeout=timeout)  # fmt: skip
         finally:
             arena.close()
         findings += report.findings

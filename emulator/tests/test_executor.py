@@ -73,8 +73,8 @@ class Case:
             host_arguments=partial(host_arguments, "t:add@1", compiled),
         )  # fmt: skip
 
-    def run(self):
-        executor(self.plan, self.pack, self.space.ctypes.data)
+    def run(self, **options):
+        executor(self.plan, self.pack, self.space.ctypes.data, **options)
 
 
 def test_operands_are_passed_in_the_order_of_the_plan(artifact, capsys):
@@ -171,6 +171,25 @@ def test_findings_are_raised_after_the_outputs_are_written(artifact, capsys):
     assert "finding(s)" in capsys.readouterr().err
 
 
+def test_the_options_are_those_of_a_launch(artifact):
+    with pytest.raises(FoundError) as caught:
+        Case(artifact, n=16).run(seed=7)
+    assert {finding.seed for finding in caught.value.report.findings} == {7}
+    with pytest.raises(EmulationError, match=r"did not end within 0\.001 s"):
+        Case(artifact).run(timeout=0.001)
+    with pytest.raises(EmulationError, match="schedule must be one of"):
+        Case(artifact).run(schedule="never")
+    hasty = """ .shared .b32 where; .reg .b32 %t<4>; mov.b32 %t0, where;
+ tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%t0], 32; ld.shared.b32 %t1, [%t0]; mov.b32 %t2, 0;
+ tcgen05.st.sync.aligned.32x32b.x1.b32 [%t1], {%t2}; tcgen05.wait::st.sync.aligned;
+ tcgen05.ld.sync.aligned.32x32b.x1.b32 {%t2}, [%t1]; add.u32 %t2, %t2, 1; tcgen05.wait::ld.sync.aligned;
+ tcgen05.dealloc.cta_group::1.sync.aligned.b32 %t1, 32; ret;"""
+    changed = artifact._replace(ptx=ADD.replace(" ret;", hasty))
+    Case(changed).run()
+    with pytest.raises(FoundError, match="uncommitted"):
+        Case(changed).run(strict=True)
+
+
 def test_plans_without_a_host_object_or_ptx_are_refused(artifact):
     with pytest.raises(EmulationError, match="engine t:add@1 gives no artifact with a host object"):
         Case().run()
@@ -255,6 +274,16 @@ def test_the_command_line_emulates_the_engine_of_an_absent_device_and_compares(c
     assert (document["engine"], document["executor"], document["ok"]) == ("emulated:add@1", "emulator", True)
     assert document["outputs"][0]["max_abs"] == 0
     assert "emulator: 1 launch(es), 0 finding(s)" in err
+
+
+def test_options_come_from_the_command_line(command, artifact):
+    pytest.importorskip("torch")
+    given = [part for option in ("seed=3", "schedule=random", "strict=true") for part in ("--executor-option", option)]
+    code, out, err = command("--json", *given)
+    assert code == 0, err
+    assert json.loads(out)["executor_options"] == {"seed": 3, "schedule": "random", "strict": True}
+    code, _, err = command("--executor-option", "schedule=never")
+    assert (code, "one of late, eager, random is needed" in err) == (2, True)
 
 
 def test_a_wrong_kernel_differs_and_a_defective_one_is_a_finding(command, artifact):

@@ -89,7 +89,12 @@ def test_the_cache_follows_xdg_unless_it_is_relative(monkeypatch, tmp_path):
 @needs_compiler
 def test_the_host_function_is_found_by_its_symbols(cache):
     raw = host_object()
-    assert host_function(raw) == ("_mlir_t__mlir_ciface_host", "_mlir_t_cuda_init", "_mlir_t_cuda_load_to_device", False)
+    assert host_function(raw) == (
+        "_mlir_t__mlir_ciface_host",
+        "_mlir_t_cuda_init",
+        "_mlir_t_cuda_load_to_device",
+        False,
+    )
     assert host_function(raw, "host") == host_function(raw)
     with pytest.raises(EmulationError, match="whose name contains 'guest'"):
         host_function(raw, "guest")

@@ -264,7 +264,10 @@ def site(machine, monkeypatch):
 
 
 EXECUTOR = """
+from __future__ import annotations
 import ctypes
+import sys
+from typing import Literal
 
 def emulate(plan, pack, workspace):
     assert plan.device.synthetic and plan.device.arch == "90a"
@@ -275,6 +278,11 @@ def emulate(plan, pack, workspace):
 
 def broken(plan, pack, workspace):
     raise OSError("no emulator here")
+
+def optional(plan, pack, workspace, *, seed: int = 0, scale: float = 1.0, fast: bool = False, order: Literal["up", "down"] = "up",
+             label: str = ""):
+    emulate(plan, pack, workspace)
+    print("options:", repr((seed, scale, fast, order, label)), file=sys.stderr)
 """
 
 
@@ -294,3 +302,51 @@ def test_an_executor_runs_the_plan_of_an_absent_device(cli, cli_json, graph_file
         code, _, err = cli(*arguments, "acmee")
     assert code == 3
     assert "did you mean 'acme'" in err
+
+
+@pytest.fixture
+def optional(cli, graph_file, engines, site):
+    """``optional(*settings)``: a run by an executor with options."""
+    (site / "acme_emulator.py").write_text(EXECUTOR)
+    points = "[cudnn_core.executors]\nacme = acme_emulator:optional\nplain = acme_emulator:emulate\n"
+    write_dist(site, "acme-emulator", entry_points=points)
+    cudnn_core.refresh()
+
+    def run(*settings, executor="acme", options=()):
+        named = [part for setting in settings for part in ("--executor-option", setting)]
+        which = ("--executor", executor) if executor else ()
+        with engines(isolated=False, one={"devices": ["cuda"], "sm": ["90a"], "aot": True}):
+            return cli("run", graph_file(), "--device", "H200", *which, *named, *options)
+
+    return run
+
+
+def test_options_reach_the_executor_with_their_types(optional):
+    code, _, err = optional("seed=-3", "scale=1e-2", "fast=true", "order=down", "label=a=b")
+    assert code == 0, err
+    assert "options: (-3, 0.01, True, 'down', 'a=b')" in err
+    assert "options: (0, 1.0, False, 'up', '')" in optional()[2]
+    code, out, _ = optional("seed=5", "fast=0", options=["--json"])
+    assert json.loads(out)["executor_options"] == {"seed": 5, "fast": False}
+
+
+@pytest.mark.parametrize(("setting", "problem"), [
+    ("seed", "KEY=VALUE is needed"),
+    ("sed=1", "executor acme has no option 'sed' (did you mean 'seed'?); it has: seed, scale, fast, order, label"),
+    ("plan=1", "executor acme has no option 'plan'"),
+    ("seed=1.5", "an integer is needed"),
+    ("scale=big", "a number is needed"),
+    ("fast=maybe", "true or false is needed"),
+    ("order=sideways", "one of up, down is needed"),
+])  # fmt: skip
+def test_an_option_that_the_executor_cannot_take_is_a_usage_error(optional, setting, problem):
+    code, out, err = optional(setting)
+    assert (code, out) == (2, "")
+    assert f"--executor-option {setting}: {problem}" in err
+
+
+def test_options_without_an_executor_or_of_one_that_has_none(optional):
+    code, _, err = optional("seed=1", executor=None)
+    assert (code, "there is no --executor" in err) == (2, True)
+    code, _, err = optional("seed=1", executor="plain")
+    assert (code, "; it has none" in err) == (2, True)

@@ -202,11 +202,10 @@ def test_the_executors_signature_is_the_one_that_run_calls(page):
 
     (code,) = page("docs/command-line.md").blocks("python")
     (function,) = ast.parse(code).body
-    called = f"{function.name}({', '.join(argument.arg for argument in function.args.args)})"
-    assert f"``{called}``" in _run.__doc__
-    assert page("docs/command-line.md").first_column("<!-- executor arguments -->") == [
-        argument.arg for argument in function.args.args
-    ]
+    names = [argument.arg for argument in function.args.args]
+    options = function.args.kwarg.arg
+    assert f"``{function.name}({', '.join(names)}, **{options})``" in _run.__doc__
+    assert page("docs/command-line.md").first_column("<!-- executor arguments -->") == [*names, options]
 
 
 # --- formats
