@@ -41,6 +41,8 @@ _CHILD = (
     "import json,sys; sys.path[:0] = json.loads(sys.argv[1]); from ptx_emulator._child import main; main(sys.argv[2])"
 )
 _PREFIX = "ptxemu"
+# Matrices of one MMA are too small for threads: with them a small GEMM took twice as long (OpenBLAS, 2 cores).
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 _TAIL = 2000
 
 
@@ -254,6 +256,7 @@ def _run(job: dict[str, Any], subject: Subject, arena: Arena, timeout: float, pr
             child = subprocess.Popen(
                 [sys.executable, "-c", _CHILD, json.dumps(paths), str(request)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(job["memory"], job["pipe"]), cwd=folder,
+                env={**dict.fromkeys(_ONE_THREAD, "1"), **os.environ},
             )  # fmt: skip
         except BaseException:
             os.close(reader)

@@ -254,6 +254,18 @@ def test_what_cannot_be_launched_says_so(add):
         launch(add, ptx=axpy(), check="maybe")
 
 
+def test_the_child_multiplies_on_one_thread_unless_the_environment_says_otherwise(monkeypatch):
+    asks = host_object(
+        'extern char *getenv(const char *); char *v = getenv("OPENBLAS_NUM_THREADS"); *result = v ? *v - 48 : 99;'
+    )
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    with pytest.raises(EmulationError, match="cudaErrorInvalidValue"):  # 1
+        launch(asks, ptx=axpy())
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    with pytest.raises(EmulationError, match="error 3"):
+        launch(asks, ptx=axpy())
+
+
 def test_nothing_is_left_open(add):
     x, y = vectors()
     run_axpy(add, x, y)
