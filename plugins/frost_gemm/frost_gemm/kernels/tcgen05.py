@@ -1,0 +1,520 @@
+"""The GEMM kernel of sm_100a, sm_103a and sm_107a: tcgen05 MMAs into tensor memory, persistent by cluster launch control.
+
+Seven warps of a CTA:
+
+    warps 0-3  epilogue: tensor memory -> registers -> epilogue program -> shared memory -> TMA, or registers -> global memory
+    warp 4     allocates tensor memory; in the leader CTA of every pair, issues the MMAs
+    warp 5     loads operand tiles by TMA: its share of those that the cluster shares
+    warp 6     asks for the next tile
+
+Rings of mbarriers, "full" when there is something to read, "empty" when it has been read:
+
+    operands      stages      5 -> 4    bytes of TMA                 / tcgen05.commit to every CTA that fills slots of the pair
+    accumulators  acc_stages  4 -> 0-3  tcgen05.commit to the pair   / a lane of every epilogue warp of the pair
+    next tile     1           6 -> all  bytes of the response        / a lane of every warp of the cluster that reads it
+
+The grid has one cluster for every ``cluster_m x cluster_n`` CTA tiles. A cluster that runs takes over launches that have not begun.
+References: PTX ISA, "tcgen05", "clusterlaunchcontrol", "cp.async.bulk.tensor".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Int32, Int64, cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.utils import SmemAllocator
+from cutlass.utils import blackwell_helpers as sm100
+
+from ..config import TileConfig
+from ..facts import ArchFacts
+from ..ir import Gemm, Program
+from ..layout import BARRIER_BYTES, BITS, RING_ALIGNMENT, KernelLayout, align
+from .args import ELEMENTS, Args, matrix, output, unpack
+from .sched import Problem, locate, problem, raster_width
+
+__all__ = ["Tcgen05Kernel"]
+
+EPILOGUE_WARPS, MMA_WARP, TMA_WARP, SCHEDULER_WARP = 4, 4, 5, 6
+WARP_ROWS = 32  # tensor memory lanes that one warp reads (PTX ISA, tcgen05.ld)
+TMEM_ROW = 1 << 16  # the lane is the upper half of a tensor memory address
+RESPONSE_BYTES = 16  # PTX ISA, clusterlaunchcontrol.try_cancel
+RESPONSE_OFFSET, TMEM_ADDRESS_OFFSET = 512, 528  # bytes from the start of shared memory; barriers come before
+
+
+class Rings(NamedTuple):
+    """Shared memory beside operands and staging: pointers to the barriers, the response and the tensor memory address."""
+
+    full: cute.Pointer
+    empty: cute.Pointer
+    sums_full: cute.Pointer
+    sums_empty: cute.Pointer
+    answered: cute.Pointer
+    taken: cute.Pointer
+    response: cute.Pointer
+    tmem_address: cute.Pointer
+
+
+class Place(NamedTuple):
+    """Where a CTA stands: its rank in the cluster, its rank in the pair, its pair's M and its N in the cluster."""
+
+    rank: Int32
+    peer: Int32
+    m: Int32
+    n: Int32
+
+
+class Load(NamedTuple):
+    """One operand's copies: ``atom`` from ``source`` (_, tile, step, batch) to ``to`` (_, stage), and the CTAs that get a share."""
+
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    to: cute.Tensor
+    mask: Any
+    is_a: bool
+    batched: bool
+
+
+class Tcgen05Kernel:
+    """``program`` under ``config``, sized by ``layout``. ``host(words, stream)`` launches it (``ir.argument_words``)."""
+
+    def __init__(self, program: Program, config: TileConfig, layout: KernelLayout, facts: ArchFacts) -> None:
+        self.program, self.config, self.layout, self.facts = program, config, layout, facts
+        self.group = config.cta_group
+        self.pairs = config.cluster_m // self.group  # along M in a cluster; a CTA alone counts as a pair
+        self.tile_k = config.tile_k * 8 // BITS[program.a[0].mma_dtype]  # in elements
+        self.tiler = (config.tile_m, config.tile_n, self.tile_k)
+        self.cluster_tile = (config.tile_m * self.pairs, config.tile_n * config.cluster_n)
+        self.sum_type: Any = cutlass.Int32 if program.accumulate == "int32" else cutlass.Float32
+        self.staged = tuple(i for i, mode in enumerate(layout.store_modes) if mode == "tma")
+        self.cta_group = tcgen05.CtaGroup.TWO if self.group == 2 else tcgen05.CtaGroup.ONE
+
+    @cute.jit
+    def host(self, words: Int64, stream: cuda.CUstream) -> None:
+        """Launch the kernel; ``words`` is the host address of the argument block."""
+        self.launch(unpack(self.program, words), stream)
+
+    def launch(self, args: Args, stream: cuda.CUstream) -> None:
+        """What ``host`` does with unpacked arguments."""
+        config, program = self.config, self.program
+        loads = [self.load_atom("a", i, args) for i in range(len(program.a))]
+        loads += [self.load_atom("b", i, args) for i in range(len(program.b))]
+        stores = [self.store_atom(i, args) for i in self.staged]
+        tiles = problem(args, *self.cluster_tile, raster_width(config, self.facts, *self.cluster_tile))
+        self.kernel(
+            tuple(atom for atom, _ in loads),
+            tuple(tensor for _, tensor in loads),
+            tuple(atom for atom, _ in stores) or None,
+            tuple(tensor for _, tensor in stores) or None,
+            args.without_operands(),
+            tiles,
+        ).launch(
+            grid=[tiles.tiles * config.cluster_m, config.cluster_n, config.split_k],
+            block=[self.layout.threads, 1, 1],
+            cluster=[config.cluster_m, config.cluster_n, config.split_k],
+            stream=stream,
+        )
+
+    def tiled_mma(self, gemm: Gemm) -> cute.TiledMma:
+        """The MMA of one product: tile_m x tile_n, by the whole pair. A new object: what is set on it goes no further."""
+        a, b = self.program.a[gemm.a], self.program.b[gemm.b]
+        shape = self.config.tile_m, self.config.tile_n
+        majors = tuple(OperandMajorMode.K if m.major == "k" else OperandMajorMode.MN for m in (a, b))
+        types = ELEMENTS[a.mma_dtype], ELEMENTS[b.mma_dtype]
+        source = tcgen05.OperandSource.SMEM
+        if a.mma_dtype == "int8":
+            op = tcgen05.MmaI8Op(types[0], (*shape, 32), self.cta_group, source, *majors)
+        elif BITS[a.mma_dtype] == 16:
+            op = tcgen05.MmaF16BF16Op(types[0], self.sum_type, (*shape, 16), self.cta_group, source, *majors)
+        elif self.facts.fp8_k_bytes == 64:
+            op = tcgen05.SM107MmaFP8Op(*types, self.sum_type, (*shape, 64), self.cta_group, source, *majors)
+        else:
+            op = tcgen05.MmaF8F6F4Op(*types, self.sum_type, (*shape, 32), self.cta_group, source, *majors)
+        return cute.make_tiled_mma(cute.make_mma_atom(op))
+
+    def reader(self, group: str, index: int) -> cute.TiledMma:
+        """The MMA of the first product that reads this operand."""
+        return self.tiled_mma(next(gemm for gemm in self.program.gemms if getattr(gemm, group) == index))
+
+    def cluster_layout(self, mma: cute.TiledMma) -> cute.Layout:
+        """Ranks of the cluster's CTAs by (rank in the pair, pair along M, N, 1)."""
+        return cute.tiled_divide(
+            cute.make_layout((self.config.cluster_m, self.config.cluster_n, 1)), (mma.thr_id.shape,)
+        )
+
+    def operand_layout(self, group: str, index: int) -> cute.ComposedLayout:
+        """An operand's ring in shared memory: (MMA, MMA_M or MMA_N, MMA_K, stages)."""
+        make = sm100.make_smem_layout_a if group == "a" else sm100.make_smem_layout_b
+        dtype = ELEMENTS[getattr(self.program, group)[index].mma_dtype]
+        return make(self.reader(group, index), self.tiler, dtype, self.layout.stages)
+
+    def load_atom(self, group: str, index: int, args: Args) -> tuple[Any, Any]:
+        """The TMA atom and tensor of an operand: multicast where CTAs of the cluster share its tiles."""
+        shared = self.config.cluster_n if group == "a" else self.pairs
+        kind = cpasync.CopyBulkTensorTileG2SMulticastOp if shared > 1 else cpasync.CopyBulkTensorTileG2SOp
+        make = cute.nvgpu.make_tiled_tma_atom_A if group == "a" else cute.nvgpu.make_tiled_tma_atom_B
+        mma = self.reader(group, index)
+        stage = cute.slice_(self.operand_layout(group, index), (None, None, None, 0))
+        atom, tensor = make(
+            kind(self.cta_group), matrix(args, group, index), stage, self.tiler, mma, self.cluster_layout(mma).shape
+        )
+        return atom, tensor
+
+    def staging_layout(self, index: int, blocks: int) -> cute.ComposedLayout:
+        """Shared memory of ``blocks`` of 32 rows of a subtile of a store, swizzled over the bytes of a row."""
+        dtype, columns = self.program.stores[index].dtype, self.layout.epi_n
+        kind = tcgen05.SmemLayoutAtomKind
+        kinds = {128: kind.K_SW128, 64: kind.K_SW64, 32: kind.K_SW32, 16: kind.K_INTER}
+        atom = tcgen05.make_smem_layout_atom(kinds[columns * BITS[dtype] // 8], ELEMENTS[dtype])
+        return cute.tile_to_shape(atom, (WARP_ROWS, columns, blocks), (0, 1, 2))
+
+    def store_atom(self, index: int, args: Args) -> tuple[Any, Any]:
+        """The TMA atom and tensor of a store: 32 rows of a subtile at a time."""
+        block = cute.slice_(self.staging_layout(index, 1), (None, None, 0))
+        shape = (WARP_ROWS, self.layout.epi_n)
+        atom, tensor = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), output(args, index), block, shape)
+        return atom, tensor
+
+    @cute.kernel
+    def kernel(self, load: tuple, operand: tuple, store: tuple, result: tuple, args: Args, tiles: Problem) -> None:
+        """The kernel, as the module's text describes it. ``load``, ``operand``: A's, then B's."""
+        block, _, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        place = self.place()
+        smem = SmemAllocator().allocate(self.layout.shared_bytes, RING_ALIGNMENT)
+        rings = self.rings(smem)
+        first = block // self.config.cluster_m
+
+        if warp == MMA_WARP:
+            with cute.arch.elect_one():
+                self.init_barriers(rings)
+            cute.arch.alloc_tmem(self.layout.tmem_columns, rings.tmem_address, is_two_cta=self.group == 2)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=self.group == 2)
+        self.sync()
+        sums = cute.arch.retrieve_tmem_ptr(self.sum_type, 16, rings.tmem_address)
+
+        if warp == SCHEDULER_WARP:
+            self.schedule(rings, place)
+        elif warp == TMA_WARP:
+            self.load(load, operand, smem, rings, place, args.k, tiles, first)
+        elif warp == MMA_WARP:
+            if place.peer == 0:
+                self.multiply(smem, sums, rings, place, args.k)
+        else:
+            self.drain(store, result, smem, sums, rings, place, args, tiles, first)
+
+        self.sync()
+        if warp == MMA_WARP:
+            cute.arch.dealloc_tmem(sums, self.layout.tmem_columns, is_two_cta=self.group == 2)
+
+    def place(self) -> Place:
+        """This CTA's place in its cluster."""
+        x, y, _ = cute.arch.block_in_cluster_idx()
+        x, y = cute.arch.make_warp_uniform(x), cute.arch.make_warp_uniform(y)
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        return Place(rank, x % self.group, x // self.group, y)
+
+    def rings(self, smem: cute.Pointer) -> Rings:
+        """The addresses in the first ``BARRIER_BYTES`` of shared memory."""
+        barrier = cute.recast_ptr(smem, dtype=Int64)
+        counts = 2 * [self.layout.stages] + 2 * [self.layout.acc_stages] + [1, 1]
+        assert sum(counts) * 8 <= RESPONSE_OFFSET
+        barriers = [barrier + sum(counts[:i]) for i in range(len(counts))]
+        return Rings(*barriers, smem + RESPONSE_OFFSET, cute.recast_ptr(smem + TMEM_ADDRESS_OFFSET, dtype=Int32))
+
+    def operands(self, smem: cute.Pointer) -> list[cute.Tensor]:
+        """The rings of A's and B's, behind the barriers."""
+        rings, offset = [], BARRIER_BYTES
+        for group, size in (("a", self.layout.a_bytes), ("b", self.layout.b_bytes)):
+            for i, member in enumerate(getattr(self.program, group)):
+                layout = self.operand_layout(group, i)
+                pointer = cute.recast_ptr(smem + offset, layout.inner, dtype=ELEMENTS[member.mma_dtype])
+                rings.append(cute.make_tensor(pointer, layout.outer))
+                offset += align(self.layout.stages * size, RING_ALIGNMENT)
+        return rings
+
+    def staging(self, smem: cute.Pointer) -> list[cute.Tensor]:
+        """For each staged store, behind the operands: (32, epi_n, slots x warps)."""
+        blocks, members = self.layout.staging_slots * EPILOGUE_WARPS, []
+        offset = (
+            self.layout.shared_bytes - self.layout.partial_bytes - self.layout.staging_slots * self.layout.staging_bytes
+        )
+        for i in self.staged:
+            layout, dtype = self.staging_layout(i, blocks), ELEMENTS[self.program.stores[i].dtype]
+            members.append(cute.make_tensor(cute.recast_ptr(smem + offset, layout.inner, dtype=dtype), layout.outer))
+            offset += cute.cosize(layout.outer) * dtype.width // 8
+        assert offset == self.layout.shared_bytes - self.layout.partial_bytes
+        return members
+
+    def init_barriers(self, rings: Rings) -> None:
+        """For one thread. The counts are those of the module's text."""
+        config, group = self.config, self.group
+        readers = self.pairs + config.cluster_n - 1  # pairs that read what this CTA loads
+        for stage in range(self.layout.stages):
+            cute.arch.mbarrier_init(rings.full + stage, 1)
+            cute.arch.mbarrier_init(rings.empty + stage, readers)
+        for stage in range(self.layout.acc_stages):
+            cute.arch.mbarrier_init(rings.sums_full + stage, 1)
+            cute.arch.mbarrier_init(rings.sums_empty + stage, EPILOGUE_WARPS * group)
+        cute.arch.mbarrier_init(rings.answered, 1)
+        cute.arch.mbarrier_init(rings.taken, config.cluster * (EPILOGUE_WARPS + 2) + config.cluster // group)
+        cute.arch.mbarrier_init_fence()
+
+    def sync(self) -> None:
+        """All threads of the cluster: nobody's memory is used before it is ready, or after its CTA has left."""
+        if self.config.cluster == 1:
+            cute.arch.sync_threads()
+        else:
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+
+    def ranks(self, stride: int, count: int) -> int:
+        """A mask of ``count`` CTAs, ``stride`` ranks apart."""
+        return sum(1 << stride * i for i in range(count))
+
+    @cute.jit
+    def advance(self, stage: Int32, phase: Int32, count: cutlass.Constexpr) -> tuple[Int32, Int32]:
+        """The next slot of a ring of ``count``."""
+        stage = stage + 1
+        if stage == count:
+            stage = Int32(0)
+            phase = phase ^ 1
+        return stage, phase
+
+    @cute.jit
+    def next_tile(self, rings: Rings, turn: Int32) -> tuple[Int32, Int32]:
+        """For one warp: waits for the answer of this turn, hands its slot back. (tile, 1), or (undefined, 0) after the last."""
+        cute.arch.mbarrier_wait(rings.answered, turn & 1)
+        block, _, _, valid = cute.arch.clc_response(rings.response)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(rings.taken, 0 if self.config.cluster > 1 else None)
+        return block // self.config.cluster_m, valid
+
+    @cute.jit
+    def schedule(self, rings: Rings, place: Place) -> None:
+        """Warp 6: the first CTA asks for the whole cluster. An answer that was no is the last one: asking again is undefined."""
+        turn, valid = Int32(0), Int32(1)
+        while valid != 0:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(rings.answered, RESPONSE_BYTES)
+            if place.rank == 0:
+                cute.arch.mbarrier_wait(rings.taken, (turn & 1) ^ 1)
+                with cute.arch.elect_one():
+                    cute.arch.issue_clc_query(rings.answered, rings.response, multicast=self.config.cluster > 1)
+            _, valid = self.next_tile(rings, turn)
+            turn = turn + 1
+
+    def partition(self, load: tuple, operand: tuple, smem: cute.Pointer, place: Place) -> list[Load]:
+        """What warp 5 copies for each operand."""
+        members, rings = [], self.operands(smem)
+        for i, atom in enumerate(load):
+            group, index = ("a", i) if i < len(self.program.a) else ("b", i - len(self.program.a))
+            mma = self.reader(group, index)
+            part, ranks = mma.get_slice(place.peer), self.cluster_layout(mma)
+            if group == "a":
+                tiles = part.partition_A(
+                    cute.local_tile(operand[i], (self.tiler[0], self.tiler[2]), (None, None, None))
+                )
+                sharers, own, mask = cute.slice_(ranks, (0, 0, None, 0)), place.n, self.a_sharers(place)
+            else:
+                tiles = part.partition_B(
+                    cute.local_tile(operand[i], (self.tiler[1], self.tiler[2]), (None, None, None))
+                )
+                sharers, own, mask = cute.slice_(ranks, (0, None, 0, 0)), place.m, self.b_sharers(place)
+            to, source = cpasync.tma_partition(
+                atom,
+                own,
+                cute.make_layout(sharers.shape),
+                cute.group_modes(rings[i], 0, 3),
+                cute.group_modes(tiles, 0, 3),
+            )
+            members.append(Load(atom, source, to, mask, group == "a", getattr(self.program, group)[index].batched))
+        return members
+
+    def a_sharers(self, place: Place) -> Any:
+        """The mask of the CTAs that need the same rows of A."""
+        mask = self.ranks(self.config.cluster_m, self.config.cluster_n)
+        return cutlass.Int16(Int32(mask) << (place.rank - self.config.cluster_m * place.n))
+
+    def b_sharers(self, place: Place) -> Any:
+        """The mask of the CTAs that need the same columns of B."""
+        return cutlass.Int16(Int32(self.ranks(self.group, self.pairs)) << (place.rank - self.group * place.m))
+
+    @cute.jit
+    def load(
+        self,
+        load: tuple,
+        operand: tuple,
+        smem: cute.Pointer,
+        rings: Rings,
+        place: Place,
+        k: Int32,
+        tiles: Problem,
+        tile: Int32,
+    ) -> None:
+        """Warp 5: every stage of every tile."""
+        loads = self.partition(load, operand, smem, place)
+        steps = cute.ceil_div(k, self.tile_k)
+        stage, phase, turn, valid = Int32(0), Int32(0), Int32(0), Int32(1)
+        while valid != 0:
+            m, n, batch = locate(tiles, tile)
+            m, n = m * self.pairs + place.m, n * self.config.cluster_n + place.n
+            for step in cutlass.range(steps, unroll=1):
+                cute.arch.mbarrier_wait(rings.empty + stage, phase ^ 1)
+                if place.peer == 0:
+                    with cute.arch.elect_one():
+                        cute.arch.mbarrier_arrive_and_expect_tx(
+                            rings.full + stage, self.group * self.layout.stage_bytes
+                        )
+                for one in cutlass.range_constexpr(len(loads)):
+                    self.copy(loads[one], m, n, step, batch, stage, rings.full + stage)
+                stage, phase = self.advance(stage, phase, self.layout.stages)
+            tile, valid = self.next_tile(rings, turn)
+            turn = turn + 1
+        # Commits of the last MMAs arrive in this CTA's memory: it may not leave before.
+        for _ in cutlass.range(self.layout.stages, unroll=1):
+            cute.arch.mbarrier_wait(rings.empty + stage, phase ^ 1)
+            stage, phase = self.advance(stage, phase, self.layout.stages)
+
+    def copy(
+        self, one: Load, m: Int32, n: Int32, step: Int32, batch: Int32, stage: Int32, barrier: cute.Pointer
+    ) -> None:
+        """One operand's part of one stage."""
+        source = one.source[(None, m if one.is_a else n, step, batch if one.batched else 0)]
+        shared = self.config.cluster_n if one.is_a else self.pairs
+        masks = {"mcast_mask": one.mask} if shared > 1 else {}
+        cute.copy(one.atom, source, one.to[(None, stage)], tma_bar_ptr=barrier, **masks)
+
+    def commit(self, barrier: cute.Pointer, mask: Any) -> None:
+        """Arrive at ``barrier`` of the CTAs in ``mask`` when the MMAs so far are complete."""
+        with cute.arch.elect_one():
+            if self.config.cluster == 1:
+                tcgen05.commit(barrier)
+            else:
+                tcgen05.commit(barrier, mask, self.cta_group)
+
+    @cute.jit
+    def multiply(self, smem: cute.Pointer, sums: cute.Pointer, rings: Rings, place: Place, k: Int32) -> None:
+        """Warp 4 of a pair's leader."""
+        config, gemms = self.config, self.program.gemms
+        operands = self.operands(smem)
+        fragments_a = [self.reader("a", i).make_fragment_A(operands[i]) for i in range(len(self.program.a))]
+        fragments_b = [
+            self.reader("b", i).make_fragment_B(operands[len(self.program.a) + i]) for i in range(len(self.program.b))
+        ]
+        both = self.ranks(1, self.group)
+        # The slot's owners: every CTA of the two rows of A and of the column of B that meet in this pair.
+        rows = Int32(self.ranks(config.cluster_m, config.cluster_n) * both) << (place.rank - config.cluster_m * place.n)
+        column = Int32(self.ranks(1, config.cluster_m)) << (place.rank - self.group * place.m)
+        owners, pair = cutlass.Int16(rows | column), cutlass.Int16(Int32(both) << place.rank)
+        steps = cute.ceil_div(k, self.tile_k)
+        stage, phase, which, turned = Int32(0), Int32(0), Int32(0), Int32(0)
+        turn, valid = Int32(0), Int32(1)
+        while valid != 0:
+            cute.arch.mbarrier_wait(rings.sums_empty + which, turned ^ 1)
+            cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
+            for step in cutlass.range(steps, unroll=1):
+                cute.arch.mbarrier_wait(rings.full + stage, phase)
+                for k_block in cutlass.range_constexpr(cute.size(fragments_a[0], mode=[2])):
+                    for g in cutlass.range_constexpr(len(gemms)):
+                        mma = self.tiled_mma(gemms[g])
+                        mma.set(tcgen05.Field.ACCUMULATE, True if k_block else step > 0)
+                        at = (None, None, k_block, stage)
+                        to = self.sums(mma, sums, which, g)
+                        cute.gemm(mma, to, fragments_a[gemms[g].a][at], fragments_b[gemms[g].b][at], to)
+                self.commit(rings.empty + stage, owners)
+                stage, phase = self.advance(stage, phase, self.layout.stages)
+            self.commit(rings.sums_full + which, pair)
+            which, turned = self.advance(which, turned, self.layout.acc_stages)
+            _, valid = self.next_tile(rings, turn)
+            turn = turn + 1
+
+    def sums(self, mma: cute.TiledMma, start: cute.Pointer, which: Int32, gemm: int) -> cute.Tensor:
+        """An accumulator in tensor memory as ``mma`` writes it."""
+        layout = mma.make_fragment_C(mma.partition_shape_C(self.tiler[:2])).layout
+        return cute.make_tensor(start + self.column(which, gemm), layout)
+
+    def column(self, which: Int32, gemm: int) -> Int32:
+        """The first column of an accumulator."""
+        return (which * len(self.program.gemms) + gemm) * self.config.tile_n
+
+    @cute.jit
+    def drain(
+        self, store: tuple, result: tuple, smem: cute.Pointer, sums: cute.Pointer, rings: Rings, place: Place, args: Args,
+        tiles: Problem, tile: Int32,
+    ) -> None:  # fmt: skip
+        """Warps 0 to 3: a thread has one row of the accumulator."""
+        config, layout = self.config, self.layout
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        lane = cute.arch.lane_idx()
+        staging = self.staging(smem)
+        subtiles = config.tile_n // layout.epi_n
+        which, turned, slot, turn, valid = Int32(0), Int32(0), Int32(0), Int32(0), Int32(1)
+        while valid != 0:
+            coming, more = self.next_tile(rings, turn)  # before the work, so that the question after it is asked early
+            m, n, batch = locate(tiles, tile)
+            row = ((m * self.pairs + place.m) * self.group + place.peer) * layout.epi_m + warp * WARP_ROWS
+            column = (n * config.cluster_n + place.n) * config.tile_n
+            cute.arch.mbarrier_wait(rings.sums_full + which, turned)
+            cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
+            for subtile in cutlass.range(subtiles, unroll=1):
+                values = self.read(sums, which, subtile, thread)
+                cute.arch.fence_view_async_tmem_load()
+                if subtile == subtiles - 1:
+                    cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
+                    cute.arch.sync_warp()
+                    with cute.arch.elect_one():
+                        cute.arch.mbarrier_arrive(
+                            rings.sums_empty + which, place.rank - place.peer if self.group == 2 else None
+                        )
+                at = column + subtile * layout.epi_n
+                self.finish(store, result, staging, values, args, warp, lane, row, at, batch, slot)
+                slot = slot ^ 1
+            which, turned = self.advance(which, turned, layout.acc_stages)
+            tile, valid, turn = coming, more, turn + 1
+        cute.arch.cp_async_bulk_wait_group(0)
+
+    def read(self, sums: cute.Pointer, which: Int32, subtile: Int32, thread: Int32) -> list[Any]:
+        """Starts the loads of one subtile: for each product the register tensor that gets this thread's row."""
+        columns = self.layout.epi_n
+        atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(columns)), self.sum_type)
+        values = []
+        for g in range(len(self.program.gemms)):
+            start = sums + self.column(which, g) + subtile * columns
+            source = cute.make_tensor(start, cute.make_layout((self.layout.epi_m, columns), stride=(TMEM_ROW, 1)))
+            fetch = tcgen05.make_tmem_copy(atom, source).get_slice(thread)
+            part = fetch.partition_S(source)
+            to = cute.make_rmem_tensor(fetch.partition_D(cute.make_identity_tensor(source.shape)).shape, self.sum_type)
+            cute.copy(fetch, part, to)
+            values.append(cute.make_tensor(to.iterator, cute.make_layout(columns)))
+        return values
+
+    def finish(
+        self, store: Any, result: Any, staging: list[cute.Tensor], values: list[Any], args: Args, warp: Int32, lane: Int32,
+        row: Int32, column: Int32, batch: Int32, slot: Int32,
+    ) -> None:  # fmt: skip
+        """One subtile from registers to memory. ``row``: the warp's first; ``column``: the subtile's first."""
+        columns = self.layout.epi_n
+        block = slot * EPILOGUE_WARPS + warp
+        if self.staged:
+            cute.arch.cp_async_bulk_wait_group(self.layout.staging_slots - 1, read=True)
+            cute.arch.sync_warp()
+        for member, i in enumerate(self.staged):
+            made = cute.make_rmem_tensor(cute.make_layout(columns), ELEMENTS[self.program.stores[i].dtype])
+            made.store(values[0].load().to(ELEMENTS[self.program.stores[i].dtype]))
+            cute.autovec_copy(made, staging[member][(lane, None, block)])
+        if self.staged:
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.sync_warp()
+            for member in range(len(self.staged)):
+                source, to = cpasync.tma_partition(
+                    store[member], 0, cute.make_layout(1), cute.group_modes(staging[member], 0, 2),
+                    cute.group_modes(cute.local_tile(result[member], (WARP_ROWS, columns), (None, None, None)), 0, 2),
+                )  # fmt: skip
+                cute.copy(store[member], source[(None, block)], to[(None, row // WARP_ROWS, column // columns, batch)])
+            cute.arch.cp_async_bulk_commit_group()
