@@ -4,8 +4,8 @@ The layout of the first 64 bytes was measured: 1,095 maps of an H200's driver (t
 they were made from, and `encode_tensor_map` gives the same 64 bytes (tests/data/h200_tensor_maps.json). The driver
 also fills bytes 64-75 with hints; a map that a compiled host function packs leaves them undefined, so they are ignored.
 Type code 11 (packed u4), the swizzle atom (bits 19-20) and bit 1, which is set there and ignored here, were seen in
-maps that CuTe DSL's compiled sm_100 host code packs. Inferred: codes 12 and 13 (padded u4 and u6, which the driver
-refuses for an H200) and the atom codes 2 and 3.
+maps that CuTe DSL's compiled sm_100 host code packs, and so was code 13 (padded u6). Inferred: code 12 (padded u4, which
+the driver refuses for an H200) and the atom codes 2 and 3.
 Limits: CUDA driver API, cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col; PTX ISA 5.5.
 """
 
@@ -158,6 +158,19 @@ def encode_tensor_map(m: TensorMap) -> bytes:
     return b"".join(w.to_bytes(4, "little") for w in word)
 
 
+def _padded_problems(m: TensorMap) -> list[str]:
+    """Restrictions of padded 4- and 6-bit types (PTX ISA 9.7.9.27.1.1). A 6-bit store of sm_103 may take half the box."""
+    name, problems = m.data_type, []
+    half = 64 if name == "u6_padded" else 128
+    if m.dims[0] % half:
+        problems.append(f"inner extent {m.dims[0]} of {name} is not a multiple of 128")
+    if m.box[0] not in (half, 128):
+        problems.append(f"inner box extent {m.box[0]} of {name} is not 128")
+    if m.swizzle not in ("none", "128B", "128B_32B", "128B_64B"):
+        problems.append(f"{name} does not go with the {m.swizzle} swizzle")
+    return problems
+
+
 def tensor_map_problems(m: TensorMap) -> list[str]:
     """Limits that the driver API states and the hardware does not forgive; empty when the map is legal."""
     problems: list[str] = []
@@ -185,10 +198,12 @@ def tensor_map_problems(m: TensorMap) -> list[str]:
         problems.append("interleaved maps have at least 3 dimensions")
     if m.interleave == 2 and m.swizzle != "32B":
         problems.append("32-byte interleave needs the 32-byte swizzle")
-    if m.data_type.startswith("u4") and m.dims[0] % (128 if m.data_type == "u4_padded" else 2):
-        problems.append("inner extent of a 4-bit tensor is not a multiple of 2 (128 when padded)")
-    if m.data_type == "u6_padded" and m.dims[0] % 128:
-        problems.append("inner extent of a padded 6-bit tensor is not a multiple of 128")
+    if m.data_type.endswith("padded"):
+        problems += _padded_problems(m)
+    if m.data_type == "u4" and m.dims[0] % 2:
+        problems.append("inner extent of a 4-bit tensor is not a multiple of 2")
+    if m.nan_fill and m.data_type.startswith(("u4", "u6")):
+        problems.append(f"NaN fill does not exist for {m.data_type}")
     if m.im2col and not 1 <= m.pixels <= 1024:
         problems.append(f"{m.pixels} pixels per column are not in 1 .. 1024")
     return problems

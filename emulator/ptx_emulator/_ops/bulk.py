@@ -114,7 +114,7 @@ def _after(w: Any, *accesses: Access) -> Any:
 def _tensor(instr: Instruction, ctx: Context) -> Run:
     words = instr.modifiers
     rank = next((int(m[0]) for m in words if len(m) == 2 and m[1] == "d"), 0)
-    if any(m.startswith("im2col") for m in words):
+    if any(m.startswith("im2col::w") for m in words):
         raise UnsupportedError(instr.op, instr.line)
     gather = "tile::gather4" in words or "tile::scatter4" in words
     spaces = [m for m in words if m.split("::")[0] in ("global", "shared")]
@@ -143,13 +143,33 @@ def _map_reader(operand: Any, instr: Instruction, ctx: Context) -> Any:
     return read
 
 
-def _box(w: Any, raw: bytes, coordinates: list[int], rank: int, gather: bool, instr: Instruction) -> Box | None:
-    tensor_map = checked_map(raw, rank if not gather else 2, w.machine.findings, instr, w.name)
+def _box(w: Any, raw: bytes, coordinates: list[int], rank: int, gather: bool, instr: Instruction,
+         offsets: list[int] | None = None) -> Box | None:  # fmt: skip
+    findings = w.machine.findings
+    tensor_map = checked_map(raw, rank if not gather else 2, findings, instr, w.name)
     if tensor_map is None:
         return None
-    if gather:
-        return Box(tensor_map, [coordinates[0], 0], coordinates[1:5])
-    return Box(tensor_map, coordinates)
+    wanted = any(m.startswith("im2col") for m in instr.modifiers)
+    if tensor_map.im2col != wanted:
+        mode = "an im2col" if tensor_map.im2col else "a tiled"
+        findings.add("descriptor", f"{mode} tensor map used by {instr.op}", instr, (w.name,))
+        return None
+    if gather and (rank != 2 or tensor_map.box[1] != 1 or len(coordinates) != 5):
+        message = f"gather4 and scatter4 need a 2d map whose box has one row and five coordinates, not a box of {tensor_map.box}"
+        findings.add("descriptor", message, instr, (w.name,))
+        if rank != 2 or len(coordinates) != 5:
+            return None
+    box = (
+        Box(tensor_map, [coordinates[0], 0], coordinates[1:5])
+        if gather
+        else Box(tensor_map, coordinates, None, offsets)
+    )
+    stores = instr.modifiers[0] == "reduce" or not any(m.startswith("mbarrier") for m in instr.modifiers)
+    for problem in box.problems(coordinates, stores, instr.modifiers[0] == "reduce"):
+        findings.add("descriptor", problem, instr, (w.name,), key=problem[:24])
+        if "can't" in problem:
+            return None
+    return box
 
 
 def _aligned(w: Any, offset: int, to: int, instr: Instruction, what: str) -> None:
@@ -166,13 +186,17 @@ def _tensor_load(instr: Instruction, ctx: Context, rank: int, gather: bool) -> R
     source = _map_reader(instr.operands[1], instr, ctx)
     mbar = ctx.uniform_address(instr.operands[2], instr)
     multicast, pair = "multicast::cluster" in words, "cta_group::2" in words
-    mask = ctx.uniform(instr.operands[3], np.uint16, instr) if multicast else None
+    rest = list(instr.operands[3:])
+    filters = [ctx.uniform(o, np.uint16, instr) for o in ctx.vector(rest.pop(0))] if "im2col" in words else []
+    if filters and len(filters) != rank - 2:
+        raise UnsupportedError(instr.op, instr.line, "im2col offsets")
+    mask = ctx.uniform(rest[0], np.uint16, instr) if multicast else None
     count = ctx.machine.findings.count
 
     def run(w: Any) -> None:
         cluster = w.cta.cluster
         raw, coordinates = source(w)
-        box = _box(w, raw, coordinates, rank, gather, instr)
+        box = _box(w, raw, coordinates, rank, gather, instr, [f(w) & 0xFFFF for f in filters])
         to, signal = destination(w) & 0xFFFFFFFF, mbar(w) & 0xFFFFFFFF
         if box is None:
             return
