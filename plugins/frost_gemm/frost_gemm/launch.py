@@ -1,0 +1,236 @@
+"""The launch of a compiled kernel: from operands to the block of argument words, with the conditions on them.
+
+``Launcher.bind(operands)`` checks sizes and strides once and prepares the block; its ``run(pointers, workspace, stream)`` copies
+the block, fills in the addresses and calls the host function: no allocation on the device, no synchronisation, any number of threads.
+
+The conditions are one ordered list of ``Rule``s made from the program. ``Launcher`` makes the guard of each call from it, the
+messages of a refused one, and ``broken`` what ``check_support`` declines, so that the three can't differ. Imported by ``engines``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudnn_core import ExecutionError, nbytes
+
+from .ir import Program, argument_words
+from .layout import BITS, TMA_ALIGNMENT
+
+if TYPE_CHECKING:
+    from cudnn_core import Buffers, HostBlock, Operand, Runner
+
+__all__ = ["Launcher", "Place", "Rule", "broken", "layout_words", "rules"]
+
+INT32_MAX = 2**31 - 1
+TMA_STRIDE_LIMIT = 2**40  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalStrides
+WORD_BYTES = 8
+
+Function = Callable[[int, int], object]
+
+
+class Place(NamedTuple):
+    """Where a tensor of the program lies among a plan's operands.
+
+    word      "a0", "store1", ...: the prefix of its words
+    operand   index in the plan's operands
+    rows, cols, batch   the operand's axes along the tensor's rows, columns and the batch; None where it is broadcast
+    """
+
+    word: str
+    operand: int
+    rows: int | None
+    cols: int | None
+    batch: int | None
+
+
+class Rule(NamedTuple):
+    """``low <= value <= high`` and ``value % multiple == 0`` of one argument word.
+
+    subject   what a decline names: "m", "a0", "store0"
+    """
+
+    word: str
+    subject: str
+    code: str
+    what: str
+    low: int = 0
+    high: int = 2**63 - 1
+    multiple: int = 1
+
+    def holds(self, value: int) -> bool:
+        return self.low <= value <= self.high and value % self.multiple == 0
+
+    @property
+    def expected(self) -> dict[str, int]:
+        bounds = {"min": self.low, "max": self.high, "multiple_of": self.multiple}
+        silent = Rule("", "", "", "")
+        plain = {"min": silent.low, "max": silent.high, "multiple_of": silent.multiple}
+        return {name: value for name, value in bounds.items() if value != plain[name]}
+
+
+def rules(program: Program) -> tuple[Rule, ...]:
+    """What a kernel of ``program`` needs of its arguments: sizes first, then each tensor's address and strides."""
+    # A reduction of nothing would have to be written by somebody; without reductions there is nothing to do.
+    least = 1 if program.reductions else 0
+    found = [Rule(size, size, "shape.range", "size", least, INT32_MAX) for size in ("m", "n", "l")]
+    found.append(Rule("k", "k", "shape.range", "size", 1, INT32_MAX))
+    for group, members in (("a", program.a), ("b", program.b)):
+        for i, matrix in enumerate(members):
+            unit = {"k": "col", "mn": "row"}[matrix.major]
+            found += _tensor_rules(f"{group}{i}", matrix.dtype, matrix.alignment, unit, TMA_STRIDE_LIMIT)
+    for i, aux in enumerate(program.aux):
+        if not aux.by_value:
+            found += _tensor_rules(f"aux{i}", aux.dtype, aux.alignment, _UNITS[aux.major])
+    for i, store in enumerate(program.stores):
+        limit = TMA_STRIDE_LIMIT if store.alignment >= TMA_ALIGNMENT else 0
+        found += _tensor_rules(f"store{i}", store.dtype, store.alignment, _UNITS[store.major], limit)
+    for i, reduction in enumerate(program.reductions):
+        found += _tensor_rules(f"reduction{i}", reduction.dtype, 0, "")
+    return tuple(found)
+
+
+_UNITS = {"n": "col", "m": "row", "": ""}
+
+
+def _tensor_rules(name: str, dtype: str, alignment: int, unit: str, limit: int = 0) -> list[Rule]:
+    size = max(1, BITS[dtype] // 8)
+    aligned = max(alignment, size)
+    found = [Rule(f"{name}.address", name, "layout.alignment", "address", multiple=aligned)]
+    for axis in ("row", "col", "batch"):
+        word = f"{name}.{axis}"
+        if axis == unit:
+            found.append(Rule(word, name, "layout.order", f"stride of its {_AXES[axis]}", 0, 1))
+            continue
+        found.append(Rule(word, name, "layout.alignment", f"stride of its {_AXES[axis]}", multiple=aligned // size))
+        if limit:
+            found.append(Rule(word, name, "layout.stride", f"stride of its {_AXES[axis]}", 0, limit // size - 1))
+    return found
+
+
+_AXES = {"row": "rows", "col": "columns", "batch": "batches"}
+
+
+def layout_words(
+    program: Program, places: Sequence[Place], shape: Mapping[str, int], operands: Sequence[Any]
+) -> dict[str, int]:
+    """The words of sizes and strides by name; addresses are 0. ``operands`` have ``dim`` and ``stride`` in elements.
+
+    The stride of an axis of size 1 is never stepped, and whatever a caller has there becomes 0.
+    """
+    words = dict.fromkeys(argument_words(program), 0) | {size: shape[size] for size in ("m", "n", "k", "l")}
+    for place in places:
+        operand = operands[place.operand]
+        for axis, at in (("row", place.rows), ("col", place.cols), ("batch", place.batch)):
+            if at is not None and operand.dim[at] != 1:
+                words[f"{place.word}.{axis}"] = operand.stride[at]
+    return words
+
+
+def broken(checks: Sequence[Rule], words: Mapping[str, int]) -> list[tuple[Rule, int]]:
+    """The rules that known words break, with the values. Words that are not there, or no ints (runtime sizes), are not judged."""
+    known = ((rule, words.get(rule.word)) for rule in checks)
+    return [(rule, value) for rule, value in known if isinstance(value, int) and not rule.holds(value)]
+
+
+class Launcher:
+    """Makes the callables of one compiled kernel.
+
+    program    as the kernel sees it; places likewise (``swap_ab`` is in both)
+    shape      axes of operands that tell the sizes: "m" -> (operand, axis), ...; None for a batch of 1
+    function   the loaded host function, ``(address of the words, stream)``
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        places: Sequence[Place],
+        shape: Mapping[str, tuple[int, int] | None],
+        function: Callable[[], Function],
+    ) -> None:
+        self.program, self.places, self.shape = program, tuple(places), dict(shape)
+        self.index = argument_words(program)
+        self.rules = rules(program)
+        self._function = function
+
+    def words(self, operands: Sequence[Operand]) -> dict[str, int]:
+        """The words of sizes and strides of actual operands, checked. Raises ExecutionError."""
+        shape = {size: 1 if at is None else int(operands[at[0]].dim[at[1]]) for size, at in self.shape.items()}
+        words = layout_words(self.program, self.places, shape, operands)
+        for rule, value in broken(self.rules, words):
+            self._refuse(rule, str(value), operands)
+        known = {f"{place.word}.address": operands[place.operand].alignment for place in self.places}
+        for rule, value in broken(self.rules, known):
+            self._refuse(rule, f"known to be a multiple of {value} alone", operands)
+        return words
+
+    def bind(self, operands: Sequence[Operand]) -> Runner:
+        """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing."""
+        words = self.words(operands)
+        if 0 in (words["m"], words["n"], words["l"]):
+            return _nothing
+        function = self._function()
+        function(0, 0)
+        template = array("q", words.values())
+        multiples = {rule.word: rule.multiple for rule in self.rules}
+        addresses = []  # (index in the block, operand, bits of the address that must be 0)
+        for place in self.places:
+            word = f"{place.word}.address"
+            addresses.append((self.index[word], place.operand, multiples.get(word, 1) - 1))
+        workspace_at = self.index["workspace"]
+
+        def run(pointers: Buffers, workspace: int, stream: int) -> None:
+            block = template[:]
+            misaligned = 0
+            for at, slot, low_bits in addresses:
+                address = pointers[slot]
+                misaligned |= address & low_bits
+                block[at] = address
+            if misaligned:
+                self._explain(pointers, operands)
+            block[workspace_at] = workspace
+            function(block.buffer_info()[0], stream)
+
+        return run
+
+    def host_block(self, operands: Sequence[Operand], pointers: Sequence[int], workspace: int) -> HostBlock:
+        """The argument words for an executor that has host addresses."""
+        from cudnn_core import HostBlock
+
+        words = self.words(operands) | {"workspace": workspace}
+        addresses, values = [self.index["workspace"] * WORD_BYTES], []
+        for place in self.places:
+            operand, word = operands[place.operand], f"{place.word}.address"
+            if operand.by_value:
+                element = ctypes.string_at(pointers[place.operand], nbytes(operand.dtype, 1))
+                values.append((self.index[word] * WORD_BYTES, element))
+                words[word] = 0
+            else:
+                words[word] = pointers[place.operand]
+                addresses.append(self.index[word] * WORD_BYTES)
+        return HostBlock(array("q", words.values()).tobytes(), tuple(addresses), tuple(values))
+
+    def _explain(self, pointers: Sequence[int], operands: Sequence[Operand]) -> None:
+        words = {f"{place.word}.address": pointers[place.operand] for place in self.places}
+        for rule, value in broken(self.rules, words):
+            self._refuse(rule, hex(value), operands)
+
+    def _refuse(self, rule: Rule, value: str, operands: Sequence[Operand]) -> None:
+        place = next((place for place in self.places if place.word == rule.subject), None)
+        needs = " and ".join(f"{_WORDS[name]} {bound}" for name, bound in rule.expected.items())
+        if place is None:
+            raise ExecutionError(f"{rule.subject} is {value}, and the kernel needs {needs}")
+        operand = operands[place.operand]
+        label = operand.name or f"uid {operand.uid}"
+        raise ExecutionError(
+            f"operand {label}: the {rule.what} is {value}, and the kernel needs {needs}", operand=label
+        )
+
+
+_WORDS = {"min": "at least", "max": "at most", "multiple_of": "a multiple of"}
+
+
+def _nothing(pointers: Buffers, workspace: int, stream: int) -> None:
+    """An output without elements: there is nothing to do."""
