@@ -33,13 +33,16 @@ from ..facts import ArchFacts
 from ..ir import Gemm, Program
 from ..layout import BARRIER_BYTES, BITS, RING_ALIGNMENT, KernelLayout, align
 from .args import ELEMENTS, Args, matrix, output, unpack
+from .epilogue import Chunk, Epilogue, Values
 from .sched import Problem, locate, problem, raster_width
+from .sinks import Lanes
 
 __all__ = ["Tcgen05Kernel"]
 
 EPILOGUE_WARPS, MMA_WARP, TMA_WARP, SCHEDULER_WARP = 4, 4, 5, 6
 WARP_ROWS = 32  # tensor memory lanes that one warp reads (PTX ISA, tcgen05.ld)
 TMEM_ROW = 1 << 16  # the lane is the upper half of a tensor memory address
+LANES = Lanes(row=(), col=(1, 2, 4, 8, 16))  # a lane owns a row
 RESPONSE_BYTES = 16  # PTX ISA, clusterlaunchcontrol.try_cancel
 RESPONSE_OFFSET, TMEM_ADDRESS_OFFSET = 512, 528  # bytes from the start of shared memory; barriers come before
 
@@ -89,6 +92,8 @@ class Tcgen05Kernel:
         self.cluster_tile = (config.tile_m * self.pairs, config.tile_n * config.cluster_n)
         self.sum_type: Any = cutlass.Int32 if program.accumulate == "int32" else cutlass.Float32
         self.staged = tuple(i for i, mode in enumerate(layout.store_modes) if mode == "tma")
+        self.epilogue = Epilogue(program)
+        self.offsets = tuple((0, column) for column in range(layout.epi_n))
         self.cta_group = tcgen05.CtaGroup.TWO if self.group == 2 else tcgen05.CtaGroup.ONE
 
     @cute.jit
@@ -102,6 +107,7 @@ class Tcgen05Kernel:
         loads = [self.load_atom("a", i, args) for i in range(len(program.a))]
         loads += [self.load_atom("b", i, args) for i in range(len(program.b))]
         stores = [self.store_atom(i, args) for i in self.staged]
+        self.epilogue.seed(args, stream)
         tiles = problem(args, *self.cluster_tile, raster_width(config, self.facts, *self.cluster_tile))
         self.kernel(
             tuple(atom for atom, _ in loads),
@@ -450,30 +456,29 @@ class Tcgen05Kernel:
         """Warps 0 to 3: a thread has one row of the accumulator."""
         config, layout = self.config, self.layout
         thread, _, _ = cute.arch.thread_idx()
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        lane = cute.arch.lane_idx()
         staging = self.staging(smem)
         subtiles = config.tile_n // layout.epi_n
         which, turned, slot, turn, valid = Int32(0), Int32(0), Int32(0), Int32(0), Int32(1)
         while valid != 0:
             coming, more = self.next_tile(rings, turn)  # before the work, so that the question after it is asked early
             m, n, batch = locate(tiles, tile)
-            row = ((m * self.pairs + place.m) * self.group + place.peer) * layout.epi_m + warp * WARP_ROWS
+            row = ((m * self.pairs + place.m) * self.group + place.peer) * layout.epi_m + thread
             column = (n * config.cluster_n + place.n) * config.tile_n
-            cute.arch.mbarrier_wait(rings.sums_full + which, turned)
-            cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
             for subtile in cutlass.range(subtiles, unroll=1):
-                values = self.read(sums, which, subtile, thread)
+                chunk = Chunk(row, column + subtile * layout.epi_n, batch, self.offsets, col_multiple=layout.epi_n)
+                aux = self.epilogue.load(args, chunk)
+                if subtile == 0:
+                    cute.arch.mbarrier_wait(rings.sums_full + which, turned)
+                    cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
+                accs = self.read(sums, which, subtile, thread)
                 cute.arch.fence_view_async_tmem_load()
                 if subtile == subtiles - 1:
                     cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
                     cute.arch.sync_warp()
                     with cute.arch.elect_one():
-                        cute.arch.mbarrier_arrive(
-                            rings.sums_empty + which, place.rank - place.peer if self.group == 2 else None
-                        )
-                at = column + subtile * layout.epi_n
-                self.finish(store, result, staging, values, args, warp, lane, row, at, batch, slot)
+                        cute.arch.mbarrier_arrive(rings.sums_empty + which, place.rank - place.peer if self.group == 2 else None)
+                values = self.epilogue.evaluate(args, [acc.load() for acc in accs], chunk, aux)
+                self.finish(store, result, staging, values, args, chunk, slot)
                 slot = slot ^ 1
             which, turned = self.advance(which, turned, layout.acc_stages)
             tile, valid, turn = coming, more, turn + 1
@@ -495,26 +500,33 @@ class Tcgen05Kernel:
         return values
 
     def finish(
-        self, store: Any, result: Any, staging: list[cute.Tensor], values: list[Any], args: Args, warp: Int32, lane: Int32,
-        row: Int32, column: Int32, batch: Int32, slot: Int32,
-    ) -> None:  # fmt: skip
-        """One subtile from registers to memory. ``row``: the warp's first; ``column``: the subtile's first."""
-        columns = self.layout.epi_n
-        block = slot * EPILOGUE_WARPS + warp
-        if self.staged:
-            cute.arch.cp_async_bulk_wait_group(self.layout.staging_slots - 1, read=True)
-            cute.arch.sync_warp()
+        self, store: Any, result: Any, staging: list[cute.Tensor], values: Values, args: Args, chunk: Chunk, slot: Int32
+    ) -> None:
+        """One subtile from registers to memory."""
+        for i in range(len(self.program.reductions)):
+            self.epilogue.reduce(args, i, values, chunk, LANES)
+        for i, mode in enumerate(self.layout.store_modes):
+            if mode == "vector":
+                self.epilogue.store_vector(args, i, values, chunk)
+        if not self.staged:
+            return
+        lane = cute.arch.lane_idx()
+        block = slot * EPILOGUE_WARPS + cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cute.arch.cp_async_bulk_wait_group(self.layout.staging_slots - 1, read=True)
+        cute.arch.sync_warp()
         for member, i in enumerate(self.staged):
-            made = cute.make_rmem_tensor(cute.make_layout(columns), ELEMENTS[self.program.stores[i].dtype])
-            made.store(values[0].load().to(ELEMENTS[self.program.stores[i].dtype]))
-            cute.autovec_copy(made, staging[member][(lane, None, block)])
-        if self.staged:
-            cute.arch.fence_proxy("async.shared", space="cta")
-            cute.arch.sync_warp()
-            for member in range(len(self.staged)):
-                source, to = cpasync.tma_partition(
-                    store[member], 0, cute.make_layout(1), cute.group_modes(staging[member], 0, 2),
-                    cute.group_modes(cute.local_tile(result[member], (WARP_ROWS, columns), (None, None, None)), 0, 2),
-                )  # fmt: skip
-                cute.copy(store[member], source[(None, block)], to[(None, row // WARP_ROWS, column // columns, batch)])
-            cute.arch.cp_async_bulk_commit_group()
+            made = self.epilogue.converted(i, values)
+            row = cute.make_rmem_tensor(self.layout.epi_n, made.dtype)
+            row.store(made)
+            cute.autovec_copy(row, staging[member][(lane, None, block)])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        shape = (WARP_ROWS, self.layout.epi_n)
+        for member in range(len(self.staged)):
+            blocks = cute.local_tile(result[member], shape, (None, None, None))
+            source, to = cpasync.tma_partition(
+                store[member], 0, cute.make_layout(1), cute.group_modes(staging[member], 0, 2), cute.group_modes(blocks, 0, 2)
+            )
+            at = (None, chunk.row // WARP_ROWS, chunk.col // self.layout.epi_n, chunk.batch)
+            cute.copy(store[member], source[(None, block)], to[at])
+        cute.arch.cp_async_bulk_commit_group()
