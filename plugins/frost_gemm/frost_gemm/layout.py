@@ -92,13 +92,19 @@ def _plan_wgmma(program: Program, config: TileConfig, facts: ArchFacts) -> Kerne
     wgmma_promoted_columns(program, config)  # raises where the registers do not hold it
 
     outputs = [(BITS[store.dtype] // 8, store.major) for store in program.stores]
-    aligned = [store.alignment % TMA_ALIGNMENT == 0 < store.alignment and store.major in ("n", "m") for store in program.stores]
-    epi_n = _wgmma_epi_n(config.tile_n, [size for (size, _), ok in zip(outputs, aligned, strict=True) if ok], bool(program.ops))
+    aligned = [
+        store.alignment % TMA_ALIGNMENT == 0 < store.alignment and store.major in ("n", "m") for store in program.stores
+    ]
+    epi_n = _wgmma_epi_n(
+        config.tile_n, [size for (size, _), ok in zip(outputs, aligned, strict=True) if ok], bool(program.ops)
+    )
     modes = tuple(
         "tma" if ok and (major == "m" or epi_n * size >= TMA_ALIGNMENT) else "vector"
         for (size, major), ok in zip(outputs, aligned, strict=True)
     )
-    staging = [staged_bytes(_WGMMA_ROWS, epi_n, size) for (size, _), mode in zip(outputs, modes, strict=True) if mode == "tma"]
+    staging = [
+        staged_bytes(_WGMMA_ROWS, epi_n, size) for (size, _), mode in zip(outputs, modes, strict=True) if mode == "tma"
+    ]
     staging_slots = 2 if staging else 0
     # Split K: the whole tile's sums, in float32 or int32.
     partial_bytes = config.tile_m * config.tile_n * 4 * len(program.gemms) if config.split_k > 1 else 0
@@ -167,8 +173,20 @@ def _check_wgmma_program(program: Program) -> None:
     for group, members in (("A", program.a), ("B", program.b)):
         for i, matrix in enumerate(members):
             subject = f"{group}{i}"
-            _require(not matrix.prologue and matrix.dtype == matrix.mma_dtype, "op.pattern", subject, "no prologue", matrix.dtype)
-            _require(matrix.alignment % TMA_ALIGNMENT == 0 < matrix.alignment, "layout.alignment", subject, TMA_ALIGNMENT, matrix.alignment)
+            _require(
+                not matrix.prologue and matrix.dtype == matrix.mma_dtype,
+                "op.pattern",
+                subject,
+                "no prologue",
+                matrix.dtype,
+            )
+            _require(
+                matrix.alignment % TMA_ALIGNMENT == 0 < matrix.alignment,
+                "layout.alignment",
+                subject,
+                TMA_ALIGNMENT,
+                matrix.alignment,
+            )
             # PTX ISA, wgmma: only 16-bit operands have a transposed form.
             k_major = matrix.major == "k" or BITS[matrix.mma_dtype] == 16
             _require(k_major, "layout.order", subject, "K has stride 1", f"{matrix.mma_dtype} {matrix.major}-major")
@@ -182,19 +200,36 @@ def _check_wgmma_program(program: Program) -> None:
 
 def _check_wgmma_tile(program: Program, config: TileConfig, facts: ArchFacts) -> None:
     _require(config.cta_group == 1, "knob.domain", "knob:cta_group", 1, config.cta_group)
-    _require(config.schedule in ("cooperative", "pingpong"), "knob.domain", "knob:schedule", ["cooperative", "pingpong"], config.schedule)
+    _require(
+        config.schedule in ("cooperative", "pingpong"),
+        "knob.domain",
+        "knob:schedule",
+        ["cooperative", "pingpong"],
+        config.schedule,
+    )
     heights = [64, 128, 192] if config.schedule == "pingpong" else [64, 128, 192, 256]
     _require(config.tile_m in heights, "knob.domain", "knob:tile_m", heights, config.tile_m)
-    _require(config.tile_n in range(8, 257, 8), "knob.domain", "knob:tile_n", {"multiple_of": 8, "at most": 256}, config.tile_n)
+    _require(
+        config.tile_n in range(8, 257, 8),
+        "knob.domain",
+        "knob:tile_n",
+        {"multiple_of": 8, "at most": 256},
+        config.tile_n,
+    )
     # PTX ISA, wgmma: N of integer operands is 8, 24 or a multiple of 16.
     s8 = program.accumulate == "int32" and config.tile_n not in (8, 24) and config.tile_n % 16 != 0
     _require(not s8, "knob.domain", "knob:tile_n", "8, 24 or a multiple of 16", config.tile_n)
     _require(config.tile_k in (32, 64, 128, 256), "knob.domain", "knob:tile_k", [32, 64, 128, 256], config.tile_k)
     for name in ("cluster_m", "cluster_n", "split_k"):
         _require(getattr(config, name) > 0, "knob.domain", f"knob:{name}", "at least 1", getattr(config, name))
-    _require(config.cluster <= facts.max_cluster, "knob.domain", "cluster", {"at most": facts.max_cluster}, config.cluster)
+    _require(
+        config.cluster <= facts.max_cluster, "knob.domain", "cluster", {"at most": facts.max_cluster}, config.cluster
+    )
     # A CTA loads its share of a tile that the cluster shares: whole swizzle patterns of 8 rows.
-    for name, size, sharers in (("tile_m", config.tile_m, config.cluster_n), ("tile_n", config.tile_n, config.cluster_m)):
+    for name, size, sharers in (
+        ("tile_m", config.tile_m, config.cluster_n),
+        ("tile_n", config.tile_n, config.cluster_m),
+    ):
         _require(size % (8 * sharers) == 0, "knob.domain", f"knob:{name}", {"multiple_of": 8 * sharers}, size)
     _require(config.split_k == 1 or config.schedule == "cooperative", "knob.domain", "knob:split_k", 1, config.split_k)
 
@@ -213,15 +248,21 @@ def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> Ker
     _check_tcgen05_tile(program, config, facts)
     epi_n = 32 if config.tile_n % 32 == 0 else 16
     columns = len(program.gemms) * config.tile_n
-    _require(columns <= _TCGEN05_COLUMNS, "knob.domain", "knob:tile_n", f"{_TCGEN05_COLUMNS} columns of tensor memory", columns)
+    _require(
+        columns <= _TCGEN05_COLUMNS,
+        "knob.domain",
+        "knob:tile_n",
+        f"{_TCGEN05_COLUMNS} columns of tensor memory",
+        columns,
+    )
     acc_stages = 2 if 2 * columns <= _TCGEN05_COLUMNS else 1
 
     modes = tuple(_tcgen05_store_mode(store.major, store.alignment) for store in program.stores)
     staged = [BITS[s.dtype] // 8 for s, mode in zip(program.stores, modes, strict=True) if mode == "tma"]
     staging_bytes, staging_slots = _TCGEN05_ROWS * epi_n * sum(staged), 2 if staged else 0
     partial_bytes = 0
-    if config.split_k > 1:  # one subtile of float32 from each of the other CTAs, twice
-        partial_bytes = 2 * (config.split_k - 1) * len(program.gemms) * _TCGEN05_ROWS * epi_n * 4
+    if config.split_k > 1:  # one subtile of sums from the CTA with the next part of K, twice
+        partial_bytes = 2 * len(program.gemms) * _TCGEN05_ROWS * epi_n * 4
 
     a_bytes, b_bytes = _TCGEN05_ROWS * config.tile_k, config.tile_n // config.cta_group * config.tile_k
     rings = (len(program.a), a_bytes), (len(program.b), b_bytes)
@@ -260,9 +301,27 @@ def _check_tcgen05_program(program: Program, facts: ArchFacts) -> None:
     for group, members in (("A", program.a), ("B", program.b)):
         for i, matrix in enumerate(members):
             subject = f"{group}{i}"
-            _require(not matrix.prologue and matrix.dtype == matrix.mma_dtype, "op.pattern", subject, "no prologue", matrix.dtype)
-            _require(matrix.alignment % TMA_ALIGNMENT == 0 < matrix.alignment, "layout.alignment", subject, TMA_ALIGNMENT, matrix.alignment)
-            _require(matrix.dtype != "int8" or facts.int8, "dtype.unsupported", subject, f"no int8 on {facts.target}", matrix.dtype)
+            _require(
+                not matrix.prologue and matrix.dtype == matrix.mma_dtype,
+                "op.pattern",
+                subject,
+                "no prologue",
+                matrix.dtype,
+            )
+            _require(
+                matrix.alignment % TMA_ALIGNMENT == 0 < matrix.alignment,
+                "layout.alignment",
+                subject,
+                TMA_ALIGNMENT,
+                matrix.alignment,
+            )
+            _require(
+                matrix.dtype != "int8" or facts.int8,
+                "dtype.unsupported",
+                subject,
+                f"no int8 on {facts.target}",
+                matrix.dtype,
+            )
     kinds = sorted({m.mma_dtype for m in (*program.a, *program.b)})
     _require(any(kind.issuperset(kinds) for kind in _TCGEN05_KINDS), "dtype.mixed", "A, B", "one kind of MMA", kinds)
     accumulate = "int32" if kinds == ["int8"] else "float32"
@@ -286,7 +345,9 @@ def _check_tcgen05_tile(program: Program, config: TileConfig, facts: ArchFacts) 
         value = getattr(config, name)
         _require(value > 0 and value & (value - 1) == 0, "knob.domain", f"knob:{name}", "a power of two", value)
     _require(config.cluster_m % group == 0, "knob.domain", "knob:cluster_m", {"multiple_of": group}, config.cluster_m)
-    _require(config.cluster <= facts.max_cluster, "knob.domain", "cluster", {"at most": facts.max_cluster}, config.cluster)
+    _require(
+        config.cluster <= facts.max_cluster, "knob.domain", "cluster", {"at most": facts.max_cluster}, config.cluster
+    )
 
 
 def align(value: int, step: int) -> int:

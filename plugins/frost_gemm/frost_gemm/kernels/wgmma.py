@@ -1,0 +1,528 @@
+# ruff: noqa: ANN201, SIM102  the DSL reads return annotations, and conditions of the trace stand apart
+"""The GEMM kernel of sm_90a: wgmma from shared memory, a persistent grid, a warpgroup that loads and one to three that compute.
+
+    warpgroup 0   warp 0 loads operand tiles by TMA: its share of those that the cluster shares
+    warpgroups 1- consumers: wgmma -> registers -> epilogue program -> shared memory -> TMA, or registers -> memory
+
+"cooperative": the consumers share the rows of a tile. "pingpong": two consumers take turns at whole tiles, so that one's epilogue
+runs under the other's mainloop.
+
+Barriers (mbarriers, the counts in brackets are arrivals of a phase):
+
+    full[stages]      TMA bytes of a stage [1]
+    empty[stages]     a stage has been read by every consumer that its writer's tiles went to [(cluster_m + cluster_n - 1) x their warps]
+    turn[2]           pingpong: the other warpgroup has issued its mainloop [1]; a matter of speed alone
+    partial[3]        split K: the sums of every CTA of the split lie in its shared memory [split_k], one for each warpgroup
+    taken[3]          split K: every CTA of the split has read them [split_k]
+
+Split K: the CTAs of a cluster along z share the K blocks of a tile. Each leaves its sums in its own shared memory; then each adds
+up, in the order of their ranks, and finishes every split_k-th subtile. A thread reads only what threads of its own number wrote.
+
+References: PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "Distributed shared memory".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Boolean, Int32, Int64, cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.utils import SmemAllocator
+
+from ..config import TileConfig
+from ..facts import ArchFacts
+from ..ir import Program
+from ..layout import (
+    BARRIER_BYTES,
+    BITS,
+    RING_ALIGNMENT,
+    WGMMA_REGISTERS,
+    KernelLayout,
+    align,
+    staged_bytes,
+    wgmma_promoted_columns,
+    wgmma_warpgroups,
+)
+from .args import ELEMENTS, Args, matrix, output, unpack
+from .sched import Problem, locate, problem, raster_width
+from .staging import Staging
+
+__all__ = ["WgmmaKernel"]
+
+WARPGROUP = 128
+WARPS = 4  # of a warpgroup
+ROWS = 64  # of one wgmma
+K_BYTES = 32  # of one wgmma
+LOADER_WARP = 0
+EPILOGUE_BARRIER = 1  # hardware barriers 1, 2, 3: one for each consumer
+SWIZZLES = {128: "SW128", 64: "SW64", 32: "SW32", 16: "INTER"}
+VECTOR = 4  # accumulators of a 16-byte access
+
+
+class Ring(NamedTuple):
+    """A position in the ring of stages: the slot, and the parity of the phase that makes it full."""
+
+    slot: Int32
+    phase: Int32
+
+
+class WgmmaKernel:
+    """``program`` under ``config``, with the sizes of ``layout``. ``host(words, stream)`` launches it: see ``ir.argument_words``."""
+
+    def __init__(self, program: Program, config: TileConfig, layout: KernelLayout, facts: ArchFacts) -> None:
+        self.program, self.config, self.layout, self.facts = program, config, layout, facts
+        self.pingpong = config.schedule == "pingpong"
+        self.consumers = wgmma_warpgroups(config)
+        self.sharing = 1 if self.pingpong else self.consumers  # consumers of one tile
+        self.blocks = config.tile_m // (ROWS * self.sharing)  # wgmmas that cover a consumer's rows
+        self.columns = wgmma_promoted_columns(program, config)  # of one wgmma
+        self.bits = BITS[program.a[0].mma_dtype]
+        self.tile_k = config.tile_k * 8 // self.bits  # in elements
+        self.accumulator: Any = cutlass.Int32 if program.accumulate == "int32" else cutlass.Float32
+        self.rows, self.cols = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n  # of a cluster
+        self.subtiles = config.tile_n // layout.epi_n
+        self.chunks = self.blocks * self.subtiles  # of a consumer
+        self.values = ROWS * layout.epi_n // WARPGROUP  # of a chunk, each gemm
+        self.staging = [
+            Staging(store.dtype, store.major, ROWS, layout.epi_n) if mode == "tma" else None
+            for store, mode in zip(program.stores, layout.store_modes, strict=True)
+        ]
+        self._carve()
+
+    def _carve(self) -> None:
+        """Offsets in shared memory; they end at ``layout.shared_bytes``."""
+        layout, stages = self.layout, self.layout.stages
+        self.full, self.empty = 0, 8 * stages
+        self.turn, self.partial, self.taken = 16 * stages, 16 * stages + 16, 16 * stages + 40
+        at = BARRIER_BYTES
+        self.ring_a, self.ring_b = [], []
+        for offsets, count, size in (
+            (self.ring_a, len(self.program.a), layout.a_bytes),
+            (self.ring_b, len(self.program.b), layout.b_bytes),
+        ):
+            for _ in range(count):
+                offsets.append(at)
+                at += align(stages * size, RING_ALIGNMENT)
+        self.slots, at = at, at + layout.staging_slots * layout.staging_bytes
+        self.partials, at = at, at + layout.partial_bytes
+        if at != layout.shared_bytes:
+            raise AssertionError(f"shared memory ends at {at}, the layout says {layout.shared_bytes}")
+
+    # ------------------------------------------------------------------------------------------------------------ host
+
+    @cute.jit
+    def host(self, words: Int64, stream: cuda.CUstream):
+        """Launch: ``words`` is the host address of the argument block."""
+        self.launch(unpack(self.program, words), stream)
+
+    def launch(self, args: Args, stream: cuda.CUstream) -> None:
+        """The launch of ``host``, from unpacked arguments."""
+        config, program, facts = self.config, self.program, self.facts
+        tiles = problem(args, self.rows, self.cols, raster_width(config, facts, self.rows, self.cols))
+        loads_a = tuple(self.load_atom(args, "a", i) for i in range(len(program.a)))
+        loads_b = tuple(self.load_atom(args, "b", i) for i in range(len(program.b)))
+        stores = tuple(self.store_atom(args, i) for i, staging in enumerate(self.staging) if staging) or None
+        clusters = cutlass.min(tiles.tiles, self.resident_clusters())
+        self.kernel(loads_a, loads_b, stores, args.without_operands(), tiles).launch(
+            grid=[config.cluster_m, config.cluster_n, config.split_k * clusters],
+            block=[self.layout.threads, 1, 1],
+            cluster=[config.cluster_m, config.cluster_n, config.split_k],
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    def resident_clusters(self) -> int:
+        """Clusters that run at once. A cluster lies in one GPC; those of an H200 have 16 or 18 SMs, so clusters of more than two
+        CTAs are counted in 16."""
+        cluster, sms = self.config.cluster, self.facts.sm_count
+        return max(1, sms // cluster if cluster <= 2 else sms // 16 * (16 // cluster))
+
+    def tiled_mma(self, gemm: int) -> cute.TiledMma:
+        """wgmma of ``columns`` columns by the consumers that share a tile."""
+        a, b = self.program.a[self.program.gemms[gemm].a], self.program.b[self.program.gemms[gemm].b]
+        types = ELEMENTS[a.mma_dtype], ELEMENTS[b.mma_dtype]
+        shape = (ROWS, self.columns, K_BYTES * 8 // self.bits)
+        majors = tuple(OperandMajorMode.K if m.major == "k" else OperandMajorMode.MN for m in (a, b))
+        where = warpgroup.OperandSource.SMEM
+        if a.mma_dtype == "int8":
+            op = warpgroup.MmaI8Op(*types, self.accumulator, shape, where, *majors)
+        elif self.bits == 8:
+            op = warpgroup.MmaF8Op(*types, self.accumulator, shape, where, *majors)
+        else:
+            op = warpgroup.MmaF16BF16Op(types[0], self.accumulator, shape, where, *majors)
+        return cute.make_tiled_mma(cute.make_mma_atom(op), (self.sharing, 1, 1))
+
+    def ring_layout(self, group: str, index: int) -> cute.ComposedLayout:
+        """Shared memory of one operand: (rows, K, stages), with the widest swizzle that its unit-stride extent allows."""
+        operand = getattr(self.program, group)[index]
+        rows = self.config.tile_m if group == "a" else self.config.tile_n
+        extent, prefix = (self.tile_k, "K") if operand.major == "k" else (rows, "MN")
+        width = next(width for width in SWIZZLES if extent * self.bits // 8 % width == 0)
+        kind = warpgroup.SmemLayoutAtomKind[f"{prefix}_{SWIZZLES[width]}"]
+        atom = warpgroup.make_smem_layout_atom(kind, ELEMENTS[operand.mma_dtype])
+        order = (0, 1, 2) if operand.major == "k" else (1, 0, 2)
+        return cute.tile_to_shape(atom, (rows, self.tile_k, self.layout.stages), order)
+
+    def load_atom(self, args: Args, group: str, index: int) -> tuple[Any, Any]:
+        """The TMA atom and tensor that load operand ``index`` of ``group``: multicast where CTAs of the cluster share it."""
+        sharers = self.sharers(group)
+        kind = cpasync.CopyBulkTensorTileG2SMulticastOp if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp
+        rows = self.config.tile_m if group == "a" else self.config.tile_n
+        one_stage = cute.slice_(self.ring_layout(group, index), (None, None, 0))
+        atom, tensor = cpasync.make_tiled_tma_atom(
+            kind(), matrix(args, group, index), one_stage, (rows, self.tile_k), sharers
+        )
+        return atom, tensor
+
+    def sharers(self, group: str) -> int:
+        """CTAs of a cluster that read the same tile of A or B."""
+        return self.config.cluster_n if group == "a" else self.config.cluster_m
+
+    def store_atom(self, args: Args, index: int) -> tuple[Any, Any]:
+        """The TMA atom and tensor that store output ``index``, one panel at a time."""
+        staging = self.staging[index]
+        atom, tensor = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), output(args, index), staging.panel_layout(), staging.panel
+        )
+        return atom, tensor
+
+    # ---------------------------------------------------------------------------------------------------------- device
+
+    @cute.kernel
+    def kernel(self, loads_a: tuple, loads_b: tuple, stores: tuple, args: Args, tiles: Problem):
+        """The kernel: see the module's text."""
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = SmemAllocator().allocate(self.layout.shared_bytes, RING_ALIGNMENT)
+        if warp == LOADER_WARP:
+            self.prefetch_descriptors(loads_a, loads_b, stores)
+            with cute.arch.elect_one():
+                self.init_barriers(smem)
+            cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(self.config.cluster > 1):
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
+        cute.arch.griddepcontrol_wait()
+
+        consumer_registers, loader_registers = WGMMA_REGISTERS[self.consumers]
+        if warp < WARPS:
+            cute.arch.setmaxregister_decrease(loader_registers)
+            if warp == LOADER_WARP:
+                self.load(smem, loads_a, loads_b, args, tiles)
+        else:
+            cute.arch.setmaxregister_increase(consumer_registers)
+            self.consume(smem, stores, args, tiles)
+
+    def prefetch_descriptors(self, *groups: Any) -> None:
+        """Of all TMA atoms."""
+        for group in groups:
+            for atom, _ in group or ():
+                cpasync.prefetch_descriptor(atom)
+
+    def init_barriers(self, smem: cute.Pointer) -> None:
+        """By one thread."""
+        config = self.config
+        releases = (config.cluster_m + config.cluster_n - 1) * self.sharing * WARPS
+        counts = {self.full: 1, self.empty: releases}
+        for first, count in counts.items():
+            for stage in range(self.layout.stages):
+                cute.arch.mbarrier_init(barrier(smem, first, stage), count)
+        if self.pingpong:
+            for i in range(2):
+                cute.arch.mbarrier_init(barrier(smem, self.turn, i), 1)
+        if config.split_k > 1:
+            for first in (self.partial, self.taken):
+                for i in range(self.consumers):
+                    cute.arch.mbarrier_init(barrier(smem, first, i), config.split_k)
+
+    def cluster_place(self) -> tuple[Int32, Int32, Int32, Int32]:
+        """This CTA's (m, n) in its cluster, its part of K, and the cluster's number in the grid."""
+        x, y, z = cute.arch.block_idx()
+        split = self.config.split_k
+        cluster = z // split if split > 1 else z
+        return x, y, z - cluster * split if split > 1 else Int32(0), cluster
+
+    def cluster_count(self) -> Int32:
+        """Clusters of the grid."""
+        _, _, z = cute.arch.grid_dim()
+        return z // self.config.split_k
+
+    def k_blocks(self, args: Args, part: Int32) -> tuple[Int32, Int32]:
+        """The first K block of this CTA and their number: consecutive ones, the first parts get the remainder."""
+        blocks = cute.ceil_div(args.k, self.tile_k)
+        split = self.config.split_k
+        if split == 1:
+            return Int32(0), blocks
+        each = blocks // split
+        rest = blocks - each * split
+        return part * each + cutlass.min(part, rest), each + cutlass.select_(part < rest, Int32(1), Int32(0))
+
+    def ring_tensor(self, smem: cute.Pointer, group: str, index: int) -> cute.Tensor:
+        """The ring of operand ``index`` of ``group``."""
+        layout = self.ring_layout(group, index)
+        offsets = self.ring_a if group == "a" else self.ring_b
+        dtype = ELEMENTS[getattr(self.program, group)[index].mma_dtype]
+        return cute.make_tensor(cute.recast_ptr(smem + offsets[index], layout.inner, dtype), layout.outer)
+
+    def advanced(self, ring: Ring, steps: Any = 1) -> Ring:
+        """``ring`` moved on by ``steps`` stages."""
+        stages = self.layout.stages
+        slot = ring.slot + steps
+        turns = slot // stages
+        return Ring(slot - turns * stages, ring.phase ^ (turns & 1))
+
+    # The loader.
+
+    def load_partition(self, smem: cute.Pointer, group: str, index: int, load: tuple[Any, Any]) -> tuple[Any, Any]:
+        """(shared, global) of one operand's tiles as its TMA atom copies them: (copy, stage), (copy, tile, K block, batch)."""
+        x, y, _, _ = self.cluster_place()
+        rows = self.config.tile_m if group == "a" else self.config.tile_n
+        atom, tensor = load
+        tiles = cute.local_tile(tensor, (rows, self.tile_k), (None, None, None))
+        ring = self.ring_tensor(smem, group, index)
+        share = y if group == "a" else x
+        return cpasync.tma_partition(
+            atom,
+            share,
+            cute.make_layout(self.sharers(group)),
+            cute.group_modes(ring, 0, 2),
+            cute.group_modes(tiles, 0, 2),
+        )
+
+    def multicast_mask(self, group: str) -> Any:
+        """Ranks of the CTAs that a tile of ``group`` goes to; None if it is this one alone."""
+        if self.sharers(group) == 1:
+            return None
+        x, y, z, _ = self.cluster_place()
+        cm, cn = self.config.cluster_m, self.config.cluster_n
+        first, mask = (x, sum(1 << (i * cm) for i in range(cn))) if group == "a" else (y * cm, (1 << cm) - 1)
+        return cutlass.Int16(Int32(mask) << (first + z * cm * cn))
+
+    @cute.jit
+    def load(self, smem: cute.Pointer, loads_a: tuple, loads_b: tuple, args: Args, tiles: Problem):
+        """All loads of this CTA. Ends when every stage has been read, by this CTA's consumers and by those of the cluster that
+        read what this CTA wrote or that arrive on its barriers."""
+        x, y, part, cluster = self.cluster_place()
+        first_block, blocks = self.k_blocks(args, part)
+        groups = {"a": (loads_a, self.program.a), "b": (loads_b, self.program.b)}
+        plans = [
+            (group, load[0], operand, *self.load_partition(smem, group, i, load))
+            for group, (loads, operands) in groups.items()
+            for i, (load, operand) in enumerate(zip(loads, operands, strict=True))
+        ]
+        masks = {group: self.multicast_mask(group) for group in groups}
+        ring = Ring(Int32(0), Int32(0))
+        number = cluster
+        while number < tiles.tiles:
+            m, n, batch = locate(tiles, number)
+            at = {"a": m * self.config.cluster_m + x, "b": n * self.config.cluster_n + y}
+            for block in cutlass.range(first_block, first_block + blocks, unroll=1):
+                full = barrier(smem, self.full, ring.slot)
+                cute.arch.mbarrier_wait(barrier(smem, self.empty, ring.slot), ring.phase ^ 1)
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(full, self.layout.stage_bytes)
+                for group, atom, operand, shared, source in plans:
+                    cute.copy(
+                        atom,
+                        source[(None, at[group], block, batch if operand.batched else 0)],
+                        shared[(None, ring.slot)],
+                        tma_bar_ptr=full,
+                        mcast_mask=masks[group],
+                    )
+                ring = self.advanced(ring)
+            number += self.cluster_count()
+        cute.arch.griddepcontrol_launch_dependents()
+        for _ in cutlass.range(self.layout.stages, unroll=1):
+            cute.arch.mbarrier_wait(barrier(smem, self.empty, ring.slot), ring.phase ^ 1)
+            ring = self.advanced(ring)
+
+    # The consumers.
+
+    @cute.jit
+    def consume(self, smem: cute.Pointer, stores: tuple, args: Args, tiles: Problem):
+        """All tiles of one consumer warpgroup."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        worker = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
+        x, y, part, number = self.cluster_place()
+        _, blocks = self.k_blocks(args, part)
+        step = self.cluster_count()
+        ring = Ring(Int32(0), Int32(0))
+        if cutlass.const_expr(self.pingpong):
+            number += worker * step
+            step = step * 2
+            ring = self.advanced(ring, worker * blocks)
+        operands = [self.fragments(smem, gemm, worker) for gemm in range(len(self.program.gemms))]
+        sums = [self.accumulators(gemm) for gemm in range(len(self.program.gemms))]
+        target = self.release_target(thread)
+        turn, staged = Int32(0), Int32(0)
+        while number < tiles.tiles:
+            if cutlass.const_expr(self.pingpong):
+                cute.arch.mbarrier_wait(barrier(smem, self.turn, worker), turn ^ 1 ^ worker)
+            ring = self.mainloop(smem, sums, operands, blocks, ring, target, worker)
+            if cutlass.const_expr(self.pingpong):
+                ring = self.advanced(ring, blocks)  # the other's tile
+                turn = turn ^ 1
+            m, n, batch = locate(tiles, number)
+            row = (m * self.config.cluster_m + x) * self.config.tile_m
+            col = (n * self.config.cluster_n + y) * self.config.tile_n
+            if cutlass.const_expr(not self.pingpong):
+                row += worker * ROWS
+            for chunk in cutlass.range_constexpr(self.chunks):
+                block, subtile = divmod(chunk, self.subtiles)
+                accs = [self.chunk_values(total, block, subtile) for total in sums]
+                place = row + block * self.sharing * ROWS, col + subtile * self.layout.epi_n, batch
+                staged = self.finish(smem, stores, args, accs, place, staged, thread, worker)
+            number += step
+        if cutlass.const_expr(stores is not None):
+            cute.arch.cp_async_bulk_wait_group(0)
+
+    def fragments(self, smem: cute.Pointer, gemm: int, worker: Int32) -> tuple[cute.Tensor, cute.Tensor]:
+        """Matrix descriptors of a gemm's operands: (1, block or part of the columns, K step, stage)."""
+        mma, shape = self.tiled_mma(gemm), self.program.gemms[gemm]
+        mine = mma.get_slice(Int32(0) if self.pingpong else worker * WARPGROUP)
+        return (
+            mma.make_fragment_A(mine.partition_A(self.ring_tensor(smem, "a", shape.a))),
+            mma.make_fragment_B(mine.partition_B(self.ring_tensor(smem, "b", shape.b))),
+        )
+
+    def accumulators(self, gemm: int) -> cute.Tensor:
+        """Registers of a gemm's sums: ((2 columns, 2 rows, 8 columns apart), block, part of the columns)."""
+        shape = self.tiled_mma(gemm).partition_shape_C((self.config.tile_m, self.config.tile_n))
+        return cute.make_rmem_tensor(shape, self.accumulator)
+
+    def release_target(self, thread: Int32) -> tuple[Boolean, Any]:
+        """Whether this thread reports that its warp has read a stage, and to which rank (None: its own CTA)."""
+        cm, cn, lane = self.config.cluster_m, self.config.cluster_n, thread % 32
+        if cm * cn == 1:
+            return lane == 0, None
+        x, y, z, _ = self.cluster_place()
+        reports = (lane < cm * cn) & ((lane % cm == x) | (lane // cm == y))
+        return reports, lane + z * cm * cn
+
+    @cute.jit
+    def release(self, smem: cute.Pointer, slot: Int32, target: tuple[Boolean, Any]):
+        """This warp has read stage ``slot``."""
+        reports, rank = target
+        if reports:
+            cute.arch.mbarrier_arrive(barrier(smem, self.empty, slot), rank)
+
+    @cute.jit
+    def mainloop(
+        self, smem: cute.Pointer, sums: list, operands: list, blocks: Int32, ring: Ring, target: tuple, worker: Int32
+    ):
+        """The sums of one tile, over ``blocks`` stages from ``ring`` on. One group of wgmmas stays in flight."""
+        previous = ring.slot
+        if cutlass.const_expr(self.config.split_k > 1):  # there may be no block
+            self.clear(sums)
+        for block in cutlass.range(blocks, unroll=1):
+            cute.arch.mbarrier_wait(barrier(smem, self.full, ring.slot), ring.phase)
+            warpgroup.fence()
+            for k in cutlass.range_constexpr(self.config.tile_k // K_BYTES):
+                self.multiply(sums, operands, k, ring.slot, True if k or self.config.split_k > 1 else block > 0)
+            warpgroup.commit_group()
+            warpgroup.wait_group(1)
+            if block > 0:
+                self.release(smem, previous, target)
+            previous = ring.slot
+            ring = self.advanced(ring)
+        if cutlass.const_expr(self.pingpong):
+            if cute.arch.thread_idx()[0] % WARPGROUP == 0:
+                cute.arch.mbarrier_arrive(barrier(smem, self.turn, 1 - worker))
+        warpgroup.wait_group(0)
+        if blocks > 0:
+            self.release(smem, previous, target)
+        return ring
+
+    def clear(self, sums: list[Any]) -> None:
+        """All sums are 0."""
+        for total in sums:
+            total.fill(0)
+
+    def multiply(self, sums: list[Any], operands: list[Any], k: int, slot: Int32, accumulate: Any) -> None:
+        """One K step of a stage, for every gemm."""
+        for gemm, (total, (a, b)) in enumerate(zip(sums, operands, strict=True)):
+            mma = self.tiled_mma(gemm)
+            mma.set(warpgroup.Field.ACCUMULATE, accumulate)
+            cute.gemm(mma, total, a[(None, None, k, slot)], b[(None, None, k, slot)], total)
+
+    def chunk_values(self, sums: cute.Tensor, block: int, subtile: int) -> cute.TensorSSA:
+        """This thread's sums of one chunk, in the order of the fragment."""
+        values = cute.make_rmem_tensor(self.values, self.accumulator)
+        for value in range(self.values):
+            column, half, pair = subtile * self.layout.epi_n // 8 + value // 4, value // 2 % 2, value % 2
+            part, column = divmod(column, self.columns // 8)
+            values[value] = sums[((pair, half, column), block, part)]
+        return values.load()
+
+    @cute.jit
+    def finish(
+        self,
+        smem: cute.Pointer,
+        stores: tuple,
+        args: Args,
+        accs: list,
+        place: tuple,
+        staged: Int32,
+        thread: Int32,
+        worker: Int32,
+    ):
+        """The epilogue of one chunk whose first element is at ``place`` = (row, column, batch). ``staged`` counts staged chunks."""
+        slot = staged % self.layout.staging_slots
+        places = self.stage(smem, args, accs, place, worker * self.layout.staging_slots + slot, thread)
+        if cutlass.const_expr(self.layout.staging_slots > 0):
+            # The stores of the chunk before have read their slot: after the barrier, the next chunk may write there.
+            if thread < 32:
+                cute.arch.cp_async_bulk_wait_group(self.layout.staging_slots - 2, read=True)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + worker, number_of_threads=WARPGROUP)
+            if thread < 32:
+                self.store_staged(stores, places, place)
+                cute.arch.cp_async_bulk_commit_group()
+        return staged + 1
+
+    def stage(
+        self,
+        smem: cute.Pointer,
+        args: Args,
+        accs: list[Any],
+        place: tuple[Int32, Int32, Int32],
+        slot: Int32,
+        thread: Int32,
+    ) -> list[cute.Pointer]:
+        """The epilogue program on one chunk. Where each staged output lies; the others are stored."""
+        at, places = smem + self.slots + slot * (self.layout.staging_bytes // self.consumers), []
+        for staging in self.staging:
+            fragment = cute.make_rmem_tensor(self.values, staging.element)
+            fragment.store(accs[0].to(staging.element))
+            staging.write(at, fragment, thread)
+            places.append(at)
+            at = at + staged_bytes(ROWS, self.layout.epi_n, staging.size)
+        return places
+
+    def store_staged(
+        self, stores: tuple[Any, ...], places: list[cute.Pointer], place: tuple[Int32, Int32, Int32]
+    ) -> None:
+        """TMA stores of the outputs staged at ``places``. By one warp."""
+        staged = [staging for staging in self.staging if staging]
+        for staging, base, (atom, tensor) in zip(staged, places, stores, strict=True):
+            self.store_panels(staging, base, atom, tensor, *place)
+
+    def store_panels(
+        self, staging: Staging, base: cute.Pointer, atom: Any, tensor: Any, row: Int32, col: Int32, batch: Int32
+    ) -> None:
+        """TMA stores of one staged output. By one warp."""
+        tiles = cute.group_modes(cute.local_tile(tensor, staging.panel, (None, None, None)), 0, 2)
+        height, width = staging.panel
+        for index in range(staging.panels):
+            panel = cute.group_modes(staging.panel_tensor(base, index), 0, 2)
+            source, target = cpasync.tma_partition(atom, 0, cute.make_layout(1), panel, tiles)
+            down, right = staging.panel_origin(index)
+            cute.copy(atom, source, target[(None, (row + down) // height, (col + right) // width, batch)])
+
+
+def barrier(smem: cute.Pointer, first: int, index: Any) -> cute.Pointer:
+    """mbarrier ``index`` of the row that begins at byte ``first``."""
+    return cute.recast_ptr(smem + first, dtype=Int64) + index
