@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cudnn_core import ExecutionError, nbytes
 
@@ -22,28 +22,15 @@ from .layout import BITS, TMA_ALIGNMENT
 if TYPE_CHECKING:
     from cudnn_core import Buffers, HostBlock, Operand, Runner
 
-__all__ = ["Launcher", "Place", "Rule", "broken", "layout_words", "rules"]
+    from .binding import Binding
+
+__all__ = ["Launcher", "Rule", "broken", "rules"]
 
 INT32_MAX = 2**31 - 1
 TMA_STRIDE_LIMIT = 2**40  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalStrides
 WORD_BYTES = 8
 
 Function = Callable[[int, int], object]
-
-
-class Place(NamedTuple):
-    """Where a tensor of the program lies among a plan's operands.
-
-    word      "a0", "store1", ...: the prefix of its words
-    operand   index in the plan's operands
-    rows, cols, batch   the operand's axes along the tensor's rows, columns and the batch; None where it is broadcast
-    """
-
-    word: str
-    operand: int
-    rows: int | None
-    cols: int | None
-    batch: int | None
 
 
 class Rule(NamedTuple):
@@ -101,8 +88,7 @@ def _tensor_rules(name: str, dtype: str, alignment: int, unit: str, limit: int =
     found = [Rule(f"{name}.address", name, "layout.alignment", "address", multiple=aligned)]
     for axis in ("row", "col", "batch"):
         word = f"{name}.{axis}"
-        if axis == unit:
-            found.append(Rule(word, name, "layout.order", f"stride of its {_AXES[axis]}", 0, 1))
+        if axis == unit:  # 1 by the program's major, and not read
             continue
         found.append(Rule(word, name, "layout.alignment", f"stride of its {_AXES[axis]}", multiple=aligned // size))
         if limit:
@@ -113,23 +99,7 @@ def _tensor_rules(name: str, dtype: str, alignment: int, unit: str, limit: int =
 _AXES = {"row": "rows", "col": "columns", "batch": "batches"}
 
 
-def layout_words(
-    program: Program, places: Sequence[Place], shape: Mapping[str, int], operands: Sequence[Any]
-) -> dict[str, int]:
-    """The words of sizes and strides by name; addresses are 0. ``operands`` have ``dim`` and ``stride`` in elements.
-
-    The stride of an axis of size 1 is never stepped, and whatever a caller has there becomes 0.
-    """
-    words = dict.fromkeys(argument_words(program), 0) | {size: shape[size] for size in ("m", "n", "k", "l")}
-    for place in places:
-        operand = operands[place.operand]
-        for axis, at in (("row", place.rows), ("col", place.cols), ("batch", place.batch)):
-            if at is not None and operand.dim[at] != 1:
-                words[f"{place.word}.{axis}"] = operand.stride[at]
-    return words
-
-
-def broken(checks: Sequence[Rule], words: Mapping[str, int]) -> list[tuple[Rule, int]]:
+def broken(checks: Sequence[Rule], words: Mapping[str, object]) -> list[tuple[Rule, int]]:
     """The rules that known words break, with the values. Words that are not there, or no ints (runtime sizes), are not judged."""
     known = ((rule, words.get(rule.word)) for rule in checks)
     return [(rule, value) for rule, value in known if isinstance(value, int) and not rule.holds(value)]
@@ -138,47 +108,36 @@ def broken(checks: Sequence[Rule], words: Mapping[str, int]) -> list[tuple[Rule,
 class Launcher:
     """Makes the callables of one compiled kernel.
 
-    program    as the kernel sees it; places likewise (``swap_ab`` is in both)
-    shape      axes of operands that tell the sizes: "m" -> (operand, axis), ...; None for a batch of 1
-    function   the loaded host function, ``(address of the words, stream)``
+    program, binding  as the kernel sees them: with ``swap_ab``, both swapped
+    function          gives the loaded host function, ``(address of the words, stream)``; called when a layout is bound
     """
 
-    def __init__(
-        self,
-        program: Program,
-        places: Sequence[Place],
-        shape: Mapping[str, tuple[int, int] | None],
-        function: Callable[[], Function],
-    ) -> None:
-        self.program, self.places, self.shape = program, tuple(places), dict(shape)
+    def __init__(self, program: Program, binding: Binding, function: Callable[[], Function]) -> None:
+        self.binding = binding
         self.index = argument_words(program)
         self.rules = rules(program)
+        self._names = tuple(self.index)
         self._function = function
+        self._operand = {self._names[at].partition(".")[0]: operand for at, operand in binding.addresses()}
 
-    def words(self, operands: Sequence[Operand]) -> dict[str, int]:
-        """The words of sizes and strides of actual operands, checked. Raises ExecutionError."""
-        shape = {size: 1 if at is None else int(operands[at[0]].dim[at[1]]) for size, at in self.shape.items()}
-        words = layout_words(self.program, self.places, shape, operands)
-        for rule, value in broken(self.rules, words):
-            self._refuse(rule, str(value), operands)
-        known = {f"{place.word}.address": operands[place.operand].alignment for place in self.places}
-        for rule, value in broken(self.rules, known):
-            self._refuse(rule, f"known to be a multiple of {value} alone", operands)
+    def words(self, operands: Sequence[Operand]) -> list[int]:
+        """The words of actual operands, checked; addresses are 0. Raises ExecutionError."""
+        words = self.binding.words([operand.dim for operand in operands], [operand.stride for operand in operands])  # type: ignore[misc]
+        self._check(dict(zip(self._names, words, strict=True)), str, operands)
+        known = {self._names[at]: operands[slot].alignment for at, slot in self.binding.addresses()}
+        self._check(known, "known to be a multiple of {} alone".format, operands)
         return words
 
     def bind(self, operands: Sequence[Operand]) -> Runner:
         """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing."""
-        words = self.words(operands)
-        if 0 in (words["m"], words["n"], words["l"]):
+        template = array("q", self.words(operands))
+        if 0 in [template[self.index[size]] for size in ("m", "n", "l")]:
             return _nothing
         function = self._function()
         function(0, 0)
-        template = array("q", words.values())
         multiples = {rule.word: rule.multiple for rule in self.rules}
-        addresses = []  # (index in the block, operand, bits of the address that must be 0)
-        for place in self.places:
-            word = f"{place.word}.address"
-            addresses.append((self.index[word], place.operand, multiples.get(word, 1) - 1))
+        # (index in the block, operand, bits of the address that must be 0)
+        addresses = tuple((at, slot, multiples.get(self._names[at], 1) - 1) for at, slot in self.binding.addresses())
         workspace_at = self.index["workspace"]
 
         def run(pointers: Buffers, workspace: int, stream: int) -> None:
@@ -189,7 +148,7 @@ class Launcher:
                 misaligned |= address & low_bits
                 block[at] = address
             if misaligned:
-                self._explain(pointers, operands)
+                self._check({self._names[at]: pointers[slot] for at, slot, _ in addresses}, hex, operands)
             block[workspace_at] = workspace
             function(block.buffer_info()[0], stream)
 
@@ -199,34 +158,27 @@ class Launcher:
         """The argument words for an executor that has host addresses."""
         from cudnn_core import HostBlock
 
-        words = self.words(operands) | {"workspace": workspace}
+        words = array("q", self.words(operands))
+        words[self.index["workspace"]] = workspace
         addresses, values = [self.index["workspace"] * WORD_BYTES], []
-        for place in self.places:
-            operand, word = operands[place.operand], f"{place.word}.address"
-            if operand.by_value:
-                element = ctypes.string_at(pointers[place.operand], nbytes(operand.dtype, 1))
-                values.append((self.index[word] * WORD_BYTES, element))
-                words[word] = 0
+        for at, slot in self.binding.addresses():
+            if operands[slot].by_value:
+                values.append((at * WORD_BYTES, ctypes.string_at(pointers[slot], nbytes(operands[slot].dtype, 1))))
             else:
-                words[word] = pointers[place.operand]
-                addresses.append(self.index[word] * WORD_BYTES)
-        return HostBlock(array("q", words.values()).tobytes(), tuple(addresses), tuple(values))
+                words[at] = pointers[slot]
+                addresses.append(at * WORD_BYTES)
+        return HostBlock(words.tobytes(), tuple(addresses), tuple(values))
 
-    def _explain(self, pointers: Sequence[int], operands: Sequence[Operand]) -> None:
-        words = {f"{place.word}.address": pointers[place.operand] for place in self.places}
+    def _check(self, words: Mapping[str, int], shown: Callable[[int], str], operands: Sequence[Operand]) -> None:
         for rule, value in broken(self.rules, words):
-            self._refuse(rule, hex(value), operands)
-
-    def _refuse(self, rule: Rule, value: str, operands: Sequence[Operand]) -> None:
-        place = next((place for place in self.places if place.word == rule.subject), None)
-        needs = " and ".join(f"{_WORDS[name]} {bound}" for name, bound in rule.expected.items())
-        if place is None:
-            raise ExecutionError(f"{rule.subject} is {value}, and the kernel needs {needs}")
-        operand = operands[place.operand]
-        label = operand.name or f"uid {operand.uid}"
-        raise ExecutionError(
-            f"operand {label}: the {rule.what} is {value}, and the kernel needs {needs}", operand=label
-        )
+            needs = " and ".join(f"{_WORDS[name]} {bound}" for name, bound in rule.expected.items())
+            if rule.subject not in self._operand:
+                raise ExecutionError(f"{rule.subject} is {value}, and the kernel needs {needs}")
+            operand = operands[self._operand[rule.subject]]
+            label = operand.name or f"uid {operand.uid}"
+            raise ExecutionError(
+                f"operand {label}: the {rule.what} is {shown(value)}, and the kernel needs {needs}", operand=label
+            )
 
 
 _WORDS = {"min": "at least", "max": "at most", "multiple_of": "a multiple of"}

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -97,6 +99,18 @@ class Coefficients:
     dram_bytes_per_us: float = 4.8e6
 
 
+_DEFAULTS = {
+    "wgmma": Coefficients(),
+    "tcgen05": Coefficients(
+        sm_bytes_per_us=110e3,
+        l2_bytes_per_us=12e6,
+        tensor_flops_per_us=15.2e6,
+        dram_bytes_per_us=8e6,
+        store_bytes_per_us=60e3,
+    ),
+}
+
+
 class Machine(NamedTuple):
     """Rates of a device, as the model needs them: floating-point operations and bytes a microsecond."""
 
@@ -113,7 +127,7 @@ class Work:
 
     a_bytes, b_bytes   of one element of all A operands together, and of B
     out_bytes          that the epilogue moves for each output element
-    row_bytes, ops     pointwise ops on each output element; bytes for each row or column are negligible
+    ops                pointwise ops on each output element; a reduction counts as two
     wide               operands have 8-bit elements, of which the MMA multiplies twice as many
     """
 
@@ -158,15 +172,12 @@ def machine(device: DeviceInfo, facts: ArchFacts, c: Coefficients) -> Machine:
 
 
 @lru_cache(maxsize=8)
-def coefficients(target: str) -> Coefficients:
-    """The fitted coefficients of an architecture such as "sm_90a", else the defaults."""
+def coefficients(target: str, mma: str) -> Coefficients:
+    """The fitted coefficients of an architecture such as "sm_90a", else the defaults of its generation."""
     path = CALIBRATION / f"{target.replace('_', '').removesuffix('a')}.json"
     if not path.is_file():
-        return Coefficients()
-    table = json.loads(path.read_text())["coefficients"]
-    return Coefficients(
-        **{field.name: float(table[field.name]) for field in fields(Coefficients) if field.name in table}
-    )
+        return _DEFAULTS[mma]
+    return replace(_DEFAULTS[mma], **json.loads(path.read_text())["coefficients"])
 
 
 def predict_us(what: Work, shape: Shape, config: TileConfig, gpu: Machine, c: Coefficients) -> float:
@@ -245,7 +256,7 @@ def choose(
 
     Tiles are ranked without clusters; the best ones are ranked again with each cluster that suits them.
     """
-    c = coefficients(facts.target)
+    c = coefficients(facts.target, facts.mma)
     gpu, what = machine(device, facts, c), work(program)
     swapped: list[Program] = []
 
@@ -254,27 +265,27 @@ def choose(
             swapped.append(program.swapped())
         return plan_layout(swapped[0] if config.swap_ab else program, config, facts)
 
-    ranked = sorted(((predict_us(what, shape, tile, gpu, c), i, tile) for i, tile in enumerate(_tiles(shape, facts))))
-    pool: list[tuple[float, int, TileConfig]] = []
-    for us, i, tile in ranked[:limit]:
-        pool.append((us, 100 * i, tile))
+    tiles = enumerate(_tiles(shape, facts))
+    ranked = sorted(((predict_us(what, shape, tile, gpu, c), i, tile) for i, tile in tiles), key=itemgetter(0, 1))
+    pool = [(us, 100 * i, tile) for us, i, tile in ranked[:limit]]
+    for _, i, tile in pool[:]:
         for j, config in enumerate(_clusters(tile, shape, facts), 1):
-            pool.append((predict_us(what, shape, config, gpu, c), 100 * i + j, config))
-    pool.sort()
+            pool.append((predict_us(what, shape, config, gpu, c), i + j, config))
+    pool.sort(key=itemgetter(0, 1))
     error: LayoutError | None = None
     chosen: list[Choice] = []
-    taken: dict[tuple[object, ...], int] = {}
-    for us, _, config in [*pool, *((us, i, tile) for us, i, tile in ranked[limit:])]:
+    taken: Counter[tuple[object, ...]] = Counter()
+    for us, _, config in [*pool, *ranked[limit:]]:
         # Diverse: a wrong guess about one tile should not spoil the whole list.
-        tile = (config.tile_m, config.tile_n, config.schedule, config.swap_ab, config.split_k)
-        if taken.get(tile, 0) >= 2:
+        kind = (config.tile_m, config.tile_n, config.schedule, config.swap_ab, config.split_k)
+        if taken[kind] >= 2:
             continue
         try:
             chosen.append(Choice(config, layout(config), us))
         except LayoutError as found:
             error = error or found
             continue
-        taken[tile] = taken.get(tile, 0) + 1
+        taken[kind] += 1
         if len(chosen) == limit:
             break
     if not chosen:
@@ -292,6 +303,7 @@ _WGMMA_TILES = (
     (192, 128, "cooperative"), (192, 160, "cooperative"), (256, 64, "cooperative"), (256, 128, "cooperative"),
 )  # fmt: skip
 _TCGEN05_WIDTHS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+_LEAST_ROWS = {"wgmma": 64, "tcgen05": 128}
 _SPLITS = (2, 4, 8)
 _SWAP_BELOW = 64  # rows from which a tile of 64 rows is full
 
@@ -303,7 +315,7 @@ def _tiles(shape: Shape, facts: ArchFacts) -> Iterator[TileConfig]:
         if swap and not (shape.m < _SWAP_BELOW < shape.n or (shape.m < shape.n // 8 and shape.m <= 256)):
             continue
         for tile_m, tile_n, schedule, group in _geometries(facts):
-            if (tile_m > 64 * group and tile_m >= 2 * rows) or (tile_n > 16 and tile_n >= 2 * cols):
+            if (tile_m > _LEAST_ROWS[facts.mma] and tile_m >= 2 * rows) or (tile_n > 16 and tile_n >= 2 * cols):
                 continue
             base = TileConfig(
                 tile_m, tile_n, 128, cluster_m=group, swap_ab=swap, schedule=schedule, cta_group=group
@@ -327,7 +339,7 @@ def _geometries(facts: ArchFacts) -> Iterator[tuple[int, int, str, int]]:
         for tile_m, tile_n, schedule in _WGMMA_TILES:
             yield tile_m, tile_n, schedule, 1
         return
-    for group in (1, 2):
+    for group in (2, 1):
         for tile_n in _TCGEN05_WIDTHS:
             yield 128 * group, tile_n, "cooperative", group
 
