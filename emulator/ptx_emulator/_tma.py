@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ._clocks import Access
 from ._findings import UnsupportedError
-from ._floats import decode, encode
+from ._floats import decode, encode, flush
 from ._layout import SWIZZLES, TensorMap, decode_tensor_map, swizzle, tensor_map_problems
 from ._memory import GlobalMemory, Region
 
@@ -268,4 +268,6 @@ def combine(old: Bytes, new: Bytes, data_type: str, name: str) -> Bytes:
                   "u32": np.uint32, "u64": np.uint64, "u16": np.uint16, "u8": np.uint8}[data_type]  # fmt: skip
     a, b = (np.ascontiguousarray(v).view(dtype)[..., 0] for v in (old, new))
     with np.errstate(all="ignore"):
+        if name == "add" and dtype is np.float32:
+            return np.ascontiguousarray(flush(flush(a) + flush(b))[..., None]).view(np.uint8)
         return np.ascontiguousarray(_COMBINE[name](a, b).astype(dtype)[..., None]).view(np.uint8)

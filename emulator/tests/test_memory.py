@@ -158,3 +158,19 @@ def test_block_must_match_reqntid():
     text = S["source"]("").replace("k()\n{", "k()\n.reqntid 64, 1, 1\n{")
     report = S["run_ptx"](text, "k", 1, 32)
     assert kinds(report) == {"limits"}
+
+
+@pytest.mark.parametrize("width", [4, 16])
+def test_cp_async_ignores_its_source_where_the_predicate_says(width):
+    values, out = np.arange(1, 33 * 4, dtype=np.uint32)[: 32 * width // 4], np.full(32 * width // 4, 7, np.uint32)
+    way = "cg" if width == 16 else "ca"
+    body = f"""ld.param.u64 %rd1, [in]; ld.param.u64 %rd2, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mul.lo.u32 %r3, %r1, {width};
+ cvt.u64.u32 %rd3, %r3; add.s64 %rd1, %rd1, %rd3; add.s64 %rd2, %rd2, %rd3; add.u32 %r2, %r2, %r3; and.b32 %r4, %r1, 1; setp.eq.u32 %p1, %r4, 1;
+ cp.async.{way}.shared.global [%r2], [%rd1], {width}, %p1; cp.async.commit_group; cp.async.wait_group 0;"""
+    for i in range(0, width, 4):
+        body += f" ld.shared.b32 %r5, [%r2+{i}]; st.global.b32 [%rd2+{i}], %r5;"
+    report = launch(body, [values, out], ".param .u64 in, .param .u64 out", shared=512, target="sm_90a")
+    assert not report.findings
+    rows = out.reshape(32, -1)
+    assert (rows[::2] == values.reshape(32, -1)[::2]).all()
+    assert not rows[1::2].any()

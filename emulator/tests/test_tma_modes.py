@@ -332,3 +332,131 @@ def test_padded_types_do_not_reduce_and_four_bits_do_not_store():
     assert kinds(store(array, narrow_map(array, 6, 128), reduction, values)) == {"descriptor"}
     plain = moves((0, 0)) + "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd3, {%r20, %r21}], [%r2];"
     assert kinds(store(aligned((8, 64), np.uint8, 1), narrow_map(array, 4, 128), plain, values)) == {"descriptor"}
+
+
+def test_a_plain_bulk_copy_reaches_every_cta_of_a_multicast():
+    array, out = aligned(64, np.uint32, np.arange(64)), np.zeros((4, 64), np.uint32)
+    body = f"""
+ ld.param.u64 %rd1, [in]; ld.param.u64 %rd3, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mov.u32 %r9, %cluster_ctarank; setp.ne.u32 %p1, %r1, 0;
+ mov.b64 %rd6, 0; @%p1 bra READY; mbarrier.init.shared.b64 [%r2], 1; fence.mbarrier_init.release.cluster;
+ st.shared.b64 [%r2+128], %rd6;
+READY: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; @%p1 bra WAIT; setp.eq.u32 %p3, %r9, 2; @%p3 bra WAIT;
+ mbarrier.arrive.expect_tx.shared.b64 %rd2, [%r2], 256; setp.ne.u32 %p3, %r9, 1; @%p3 bra WAIT; mov.b16 %rs1, 11;
+ cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r2+128], [%rd1], 256, [%r2], %rs1;
+WAIT: setp.eq.u32 %p3, %r9, 2; @%p3 bra DONE; {wait("%r2", 0, "W")}
+ mul.wide.u32 %rd4, %r9, 256; add.s64 %rd3, %rd3, %rd4; mul.wide.u32 %rd4, %r1, 8; add.s64 %rd3, %rd3, %rd4; mad.lo.u32 %r3, %r1, 8, %r2;
+ ld.shared.b64 %rd5, [%r3+128]; st.global.b64 [%rd3], %rd5;
+DONE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+"""
+    for seed in range(3):
+        out[:] = 0
+        report = launch(
+            body,
+            [array, out],
+            ".param .u64 in, .param .u64 out",
+            grid=4,
+            cluster=4,
+            shared=512,
+            seed=seed,
+            target="sm_90a",
+        )
+        assert not report.findings
+        assert (out[[0, 1, 3]] == array).all()  # the mask leaves out rank 2
+        assert not out[2].any()
+
+
+def test_a_byte_mask_lets_bytes_through():
+    values, out = aligned(64, np.uint8, 1 + np.arange(64)), aligned(64, np.uint8)
+    body = """
+ ld.param.u64 %rd1, [in]; ld.param.u64 %rd2, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mul.lo.u32 %r3, %r1, 2; cvt.u64.u32 %rd3, %r3;
+ add.s64 %rd4, %rd1, %rd3; ld.global.b16 %rs1, [%rd4]; add.u32 %r3, %r2, %r3; st.shared.b16 [%r3], %rs1; fence.proxy.async.shared::cta; bar.sync 0;
+ setp.ne.u32 %p1, %r1, 0; @%p1 ret; mov.b16 %rs2, 0x8105;
+ cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd2], [%r2], 64, %rs2; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+"""
+    report = launch(body, [values, out], ".param .u64 in, .param .u64 out", shared=64)
+    assert not report.findings
+    keep = np.isin(np.arange(64) % 16, (0, 2, 8, 15))
+    assert (out == np.where(keep, values, 0)).all()
+
+
+REDUCTIONS = [
+    ("add.u32", np.uint32), ("min.s32", np.int32), ("max.u32", np.uint32), ("inc.u32", np.uint32), ("dec.u32", np.uint32),
+    ("and.b32", np.uint32), ("or.b32", np.uint32), ("xor.b64", np.uint64), ("add.u64", np.uint64), ("min.s64", np.int64),
+    ("max.u64", np.uint64), ("add.f32", np.float32), ("add.f64", np.float64), ("add.noftz.f16", np.float16), ("min.f16", np.float16),
+    ("add.noftz.bf16", "bf16"), ("max.bf16", "bf16"),
+]  # fmt: skip
+
+
+def reduced(name, old, new):
+    """What the reduction leaves; bfloat16 as float32."""
+    if name == "inc":
+        return np.where(old >= new, 0, old + 1)
+    if name == "dec":
+        return np.where((old == 0) | (old > new), new, old - 1)
+    table = {
+        "add": np.add,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }
+    return table[name](old, new)
+
+
+@pytest.mark.parametrize(("operation", "dtype"), REDUCTIONS, ids=[r[0] for r in REDUCTIONS])
+def test_bulk_reductions_to_global_memory(operation, dtype):
+    rng, name = np.random.default_rng(4), operation.split(".")[0]
+    if dtype == "bf16":  # values that bfloat16 and their sums hold exactly
+        old, new = ((rng.integers(-64, 64, 64) / 2).astype(np.float32) for _ in range(2))
+        stored, values = (aligned(64, np.uint16, (v.view(np.uint32) >> 16)) for v in (old, new))
+    else:
+        low = 0 if np.dtype(dtype).kind == "u" else -50
+        old, new = (rng.integers(low, 50, 64).astype(dtype) for _ in range(2))
+        stored, values = (aligned(64, dtype, v) for v in (old, new))
+        if dtype is np.float32:  # subnormals count as zeros
+            stored[:2], old[:2], values[:2], new[:2] = [1e-40, 1.0], [0, 1.0], [1e-40, -1e-40], 0
+    size = values.nbytes
+    body = f"""
+ ld.param.u64 %rd1, [in]; ld.param.u64 %rd2, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mul.lo.u32 %r3, %r1, {size // 32}; cvt.u64.u32 %rd3, %r3;
+ add.s64 %rd4, %rd1, %rd3; add.u32 %r3, %r2, %r3; mov.b32 %r4, 0;
+L: ld.global.b32 %r5, [%rd4]; st.shared.b32 [%r3], %r5; add.s64 %rd4, %rd4, 4; add.u32 %r3, %r3, 4; add.u32 %r4, %r4, 4; setp.lt.u32 %p2, %r4, {size // 32}; @%p2 bra L;
+ fence.proxy.async.shared::cta; bar.sync 0; setp.ne.u32 %p1, %r1, 0; @%p1 ret;
+ cp.reduce.async.bulk.global.shared::cta.bulk_group.{operation} [%rd2], [%r2], {size}; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+"""
+    report = launch(body, [values, stored], ".param .u64 in, .param .u64 out", shared=512, target="sm_90a")
+    assert not report.findings
+    got = (stored.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else stored
+    np.testing.assert_array_equal(got, reduced(name, old, new))
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype"),
+    [("add.u32", np.uint32), ("min.s32", np.int32), ("xor.b32", np.uint32), ("add.u64", np.uint64)],
+)
+def test_bulk_reductions_to_another_cta(operation, dtype):
+    rng, name = np.random.default_rng(5), operation.split(".")[0]
+    width = np.dtype(dtype).itemsize
+    values = aligned((2, 128 // width), dtype, rng.integers(0, 99, (2, 128 // width)))
+    out = np.zeros(128 // width, dtype)
+    body = f"""
+ ld.param.u64 %rd1, [in]; ld.param.u64 %rd2, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mov.u32 %r9, %cluster_ctarank; setp.ne.u32 %p1, %r1, 0;
+ mul.wide.u32 %rd3, %r9, 128; add.s64 %rd1, %rd1, %rd3; mul.wide.u32 %rd3, %r1, 4; add.s64 %rd4, %rd1, %rd3; ld.global.b32 %r5, [%rd4]; mad.lo.u32 %r3, %r1, 4, %r2;
+ st.shared.b32 [%r3+128], %r5; fence.proxy.async.shared::cta; @%p1 bra READY; mbarrier.init.shared.b64 [%r2], 1; fence.mbarrier_init.release.cluster;
+ mbarrier.arrive.expect_tx.shared.b64 %rd5, [%r2], 128;
+READY: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; setp.eq.u32 %p2, %r9, 0; @%p2 bra RECEIVE; @%p1 bra DONE;
+ mov.b32 %r10, 0; mapa.shared::cluster.u32 %r11, %r2, %r10;
+ cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{operation} [%r11+128], [%r2+128], 128, [%r11]; bra DONE;
+RECEIVE: {wait("%r2", 0, "W")} add.s64 %rd2, %rd2, %rd3; ld.shared.b32 %r5, [%r3+128]; st.global.b32 [%rd2], %r5;
+DONE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+"""
+    body = body.replace("@%p1 bra DONE;", "@%p1 bra OTHER;", 1).replace("RECEIVE:", "OTHER: bra DONE;\nRECEIVE:")
+    body = body.replace(
+        "mbarrier.arrive.expect_tx.shared.b64 %rd5, [%r2], 128;",
+        "setp.ne.u32 %p3, %r9, 0; @%p3 bra READY; mbarrier.arrive.expect_tx.shared.b64 %rd5, [%r2], 128;",
+    )
+    report = launch(
+        body, [values, out], ".param .u64 in, .param .u64 out", grid=2, cluster=2, shared=512, target="sm_90a"
+    )
+    assert not report.findings
+    np.testing.assert_array_equal(out, reduced(name, values[0], values[1]))

@@ -359,15 +359,18 @@ def _cp_async(instr: Instruction, ctx: Context) -> Run:
     if not isinstance(size, Imm):
         raise UnsupportedError(instr.op, instr.line)
     width = size.value
-    source_size = ctx.slot(instr.operands[3], np.uint32, instr) if len(instr.operands) > 3 else -1
-    if source_size >= 0 and isinstance(instr.operands[3], Reg) and instr.operands[3].type == "pred":
-        raise UnsupportedError(instr.op, instr.line, "ignore-src predicate")
+    extra = instr.operands[3] if len(instr.operands) > 3 else None
+    ignored = ctx.predicate(extra, instr) if isinstance(extra, Reg) and extra.type == "pred" else None
+    policy = any(m.startswith("L2::cache_hint") for m in instr.modifiers) and len(instr.operands) == 4
+    source_size = ctx.slot(extra, np.uint32, instr) if extra is not None and ignored is None and not policy else -1
 
     def run(w: Any) -> None:
         mask = w.mask
         dst, src = to(w)[mask], origin(w)[mask]
         access = w.access(instr)
         sizes = w.regs[source_size][mask].astype(np.int64) if source_size >= 0 else np.full(len(dst), width)
+        if ignored is not None:
+            sizes = np.where(ignored(w)[mask], 0, sizes)
         values: Any = np.zeros((len(dst), width), np.uint8)
         for amount in np.unique(sizes):
             mine = sizes == amount
