@@ -17,6 +17,7 @@ whatever ``m`` likes: they only go into ``select`` and the logical functions, an
     fmod(a, b)                                the remainder with the sign of a, exact (int32: of the truncated division)
     floor ceil sqrt rsqrt rcp exp log         fp32 from here on: errors of a few ulp over the whole range, IEEE special values
     sin cos tan tanh erf pow                  (so tanh.approx, with 2**-11, is not enough)
+    normal_cdf(x)                             (1 + erf(x / sqrt(2))) / 2, to a few ulp where it is small too
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from typing import Any
 __all__: list[str] = []
 
 Value = Any  # a facade's vector, or its mask
-_SQRT_HALF = math.sqrt(0.5)
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715  # of the tanh approximation of gelu
 _TAIL = 30.0  # beyond it sigmoid(-2 u) of that approximation is 0 in fp32, and so is what it multiplies
@@ -64,18 +64,13 @@ def elu_backward(m: Any, loss: Value, x: Value) -> Value:
     return m.mul(loss, m.select(m.gt(x, m.const(0.0)), m.const(1.0), m.exp(x)))
 
 
-def _normal_cdf(m: Any, x: Value) -> Value:
-    half = m.const(0.5)
-    return m.fma(half, m.erf(m.mul(x, m.const(_SQRT_HALF))), half)
-
-
 def gelu(m: Any, x: Value) -> Value:
-    return m.mul(x, _normal_cdf(m, x))
+    return m.mul(x, m.normal_cdf(x))
 
 
 def gelu_backward(m: Any, loss: Value, x: Value) -> Value:
     density = m.mul(m.exp(m.mul(m.const(-0.5), m.mul(x, x))), m.const(math.sqrt(0.5 / math.pi)))
-    return m.mul(loss, m.fma(x, density, _normal_cdf(m, x)))
+    return m.mul(loss, m.fma(x, density, m.normal_cdf(x)))
 
 
 def _twice_tanh_argument(m: Any, x: Value) -> Value:
@@ -156,6 +151,21 @@ def negated(m: Any, x: Value) -> Value:
 
 def abs_(m: Any, x: Value) -> Value:
     return m.select(m.lt(x, m.const(0)), negated(m, x), x) if m.integer else m.abs(x)
+
+
+def add(m: Any, a: Value, b: Value) -> Value:
+    return _saturated(m, m.add(a, b), a, m.ge(b, m.const(0))) if m.integer else m.add(a, b)
+
+
+def sub(m: Any, a: Value, b: Value) -> Value:
+    return _saturated(m, m.sub(a, b), a, m.le(b, m.const(0))) if m.integer else m.sub(a, b)
+
+
+def _saturated(m: Any, wrapped: Value, a: Value, grows: Value) -> Value:
+    """The saturated result of an int32 sum that can't be below ``a`` where ``grows`` holds, nor above it elsewhere."""
+    top = m.select(m.lt(wrapped, a), m.const(2**31 - 1), wrapped)
+    bottom = m.select(m.gt(wrapped, a), m.const(-(2**31)), wrapped)
+    return m.select(grows, top, bottom)
 
 
 def _guarded(m: Any, function: Callable[[Value, Value], Value], a: Value, b: Value) -> Value:

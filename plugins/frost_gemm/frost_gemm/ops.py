@@ -20,7 +20,7 @@ from typing import Any
 
 from . import formulas as f
 
-__all__ = ["COMPARING", "REDUCTIONS", "SELECTING", "TABLE", "ReductionMode", "Row", "zero_preserving"]
+__all__ = ["COMPARING", "REDUCTIONS", "SATURATING", "SELECTING", "TABLE", "ReductionMode", "Row", "zero_preserving"]
 
 Value = Any  # a facade's vector, or a numpy array
 
@@ -113,13 +113,13 @@ _ROWS = (
     _unary_at_0("tanh", f.named("tanh")),
     Row("relu", 1, f.relu, _CLIPS, _unless_lifted, integer=True),
     Row("swish", 1, f.swish, ("swish_beta",), _always),
-    _binary("add", f.named("add"), integer=True),
+    _binary("add", f.add, integer=True),
     _binary("add_square", lambda m, a, b: m.add(a, m.mul(b, b)), integer=True),
     _binary("div", f.div, integer=True),
     _mask("logical_and", lambda m, a, b: m.logical_and(f.nonzero(m, a), f.nonzero(m, b))),
     _mask("logical_or", lambda m, a, b: m.logical_or(f.nonzero(m, a), f.nonzero(m, b))),
     _binary("mul", f.named("mul"), integer=True),
-    _binary("sub", f.named("sub"), integer=True),
+    _binary("sub", f.sub, integer=True),
     _binary("max", f.named("max"), integer=True),
     _binary("min", f.named("min"), integer=True),
     _binary("mod", f.mod, integer=True),
@@ -150,6 +150,8 @@ TABLE: dict[str, Row] = {row.name: row for row in _ROWS}
 SELECTING = frozenset(
     row.name for row in _ROWS if row.integer and row.name not in ("add", "sub", "mul", "add_square", "div", "constant")
 )
+# Ops whose int32 form saturates: exact wherever the result is declared as an integer.
+SATURATING = frozenset({"add", "sub"})
 COMPARING = frozenset(row.name for row in _ROWS if row.result == "mask")
 
 

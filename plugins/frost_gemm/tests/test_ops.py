@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from frost_gemm.ops import COMPARING, REDUCTIONS, SELECTING, TABLE, zero_preserving
+from frost_gemm.ops import COMPARING, REDUCTIONS, SATURATING, SELECTING, TABLE, zero_preserving
 
 import cudnn_core
 from cudnn_core import lookup_op
@@ -152,7 +152,7 @@ def test_small_results_keep_their_relative_precision(name):
 def test_formula_in_int32_is_exact(name):
     row = TABLE[name]
     attrs = CLIPS[0] if name == "relu" else {}
-    args = integers(row.arity, extreme=name in SELECTING or name == "div")
+    args = integers(row.arity, extreme=name in (SELECTING | SATURATING | {"div"}))
     want = np.clip(reference(name, args, attrs).astype(np.int64), -(2**31), 2**31 - 1)
     np.testing.assert_array_equal(lowered(name, args, attrs, integer=True).astype(np.int64), want)
 
