@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn_core import ExecutionError, nbytes
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .binding import Binding
 
-__all__ = ["Launcher", "Rule", "broken", "rules"]
+__all__ = ["Launcher", "Rule", "broken", "layout_words", "rules"]
 
 INT32_MAX = 2**31 - 1
 TMA_STRIDE_LIMIT = 2**40  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalStrides
@@ -99,6 +99,19 @@ def _tensor_rules(name: str, dtype: str, alignment: int, unit: str, limit: int =
 _AXES = {"row": "rows", "col": "columns", "batch": "batches"}
 
 
+def layout_words(binding: Binding, operands: Sequence[Any]) -> dict[str, Any]:
+    """The words of sizes and strides by name. ``operands`` have ``dim`` and ``stride``, in elements; they may be runtime sizes.
+
+    An axis of size 1 is never stepped along: whatever stride a caller has there becomes 0, which is aligned.
+    """
+    words = binding.sizes([operand.dim for operand in operands])
+    for place in binding.places:
+        dim, stride = operands[place.operand].dim, operands[place.operand].stride
+        for axis, at in (("row", place.rows), ("col", place.cols), ("batch", place.batch)):
+            words[f"{place.word}.{axis}"] = 0 if at is None or dim[at] == 1 else stride[at]
+    return words
+
+
 def broken(checks: Sequence[Rule], words: Mapping[str, object]) -> list[tuple[Rule, int]]:
     """The rules that known words break, with the values. Words that are not there, or no ints (runtime sizes), are not judged."""
     known = ((rule, words.get(rule.word)) for rule in checks)
@@ -116,28 +129,31 @@ class Launcher:
         self.binding = binding
         self.index = argument_words(program)
         self.rules = rules(program)
-        self._names = tuple(self.index)
         self._function = function
-        self._operand = {self._names[at].partition(".")[0]: operand for at, operand in binding.addresses()}
 
-    def words(self, operands: Sequence[Operand]) -> list[int]:
+    def words(self, operands: Sequence[Operand]) -> dict[str, int]:
         """The words of actual operands, checked; addresses are 0. Raises ExecutionError."""
-        words = self.binding.words([operand.dim for operand in operands], [operand.stride for operand in operands])  # type: ignore[misc]
-        self._check(dict(zip(self._names, words, strict=True)), str, operands)
-        known = {self._names[at]: operands[slot].alignment for at, slot in self.binding.addresses()}
+        words: dict[str, int] = dict.fromkeys(self.index, 0) | layout_words(self.binding, operands)
+        self._check(words, str, operands)
+        known = {f"{place.word}.address": operands[place.operand].alignment for place in self.binding.places}
         self._check(known, "known to be a multiple of {} alone".format, operands)
         return words
 
     def bind(self, operands: Sequence[Operand]) -> Runner:
         """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing."""
-        template = array("q", self.words(operands))
-        if 0 in [template[self.index[size]] for size in ("m", "n", "l")]:
+        words = self.words(operands)
+        if 0 in (words["m"], words["n"], words["l"]):
             return _nothing
+        template = array("q", words.values())
         function = self._function()
         function(0, 0)
-        multiples = {rule.word: rule.multiple for rule in self.rules}
+        multiples = {rule.word: rule.multiple for rule in self.rules if rule.what == "address"}
         # (index in the block, operand, bits of the address that must be 0)
-        addresses = tuple((at, slot, multiples.get(self._names[at], 1) - 1) for at, slot in self.binding.addresses())
+        addresses = tuple(
+            (self.index[word], place.operand, multiples.get(word, 1) - 1)
+            for place in self.binding.places
+            for word in [f"{place.word}.address"]
+        )
         workspace_at = self.index["workspace"]
 
         def run(pointers: Buffers, workspace: int, stream: int) -> None:
@@ -148,7 +164,8 @@ class Launcher:
                 misaligned |= address & low_bits
                 block[at] = address
             if misaligned:
-                self._check({self._names[at]: pointers[slot] for at, slot, _ in addresses}, hex, operands)
+                given = {f"{place.word}.address": pointers[place.operand] for place in self.binding.places}
+                self._check(given, hex, operands)
             block[workspace_at] = workspace
             function(block.buffer_info()[0], stream)
 
@@ -158,23 +175,24 @@ class Launcher:
         """The argument words for an executor that has host addresses."""
         from cudnn_core import HostBlock
 
-        words = array("q", self.words(operands))
-        words[self.index["workspace"]] = workspace
+        words = self.words(operands) | {"workspace": workspace}
         addresses, values = [self.index["workspace"] * WORD_BYTES], []
-        for at, slot in self.binding.addresses():
-            if operands[slot].by_value:
-                values.append((at * WORD_BYTES, ctypes.string_at(pointers[slot], nbytes(operands[slot].dtype, 1))))
+        for place in self.binding.places:
+            word, operand, pointer = f"{place.word}.address", operands[place.operand], pointers[place.operand]
+            if operand.by_value:
+                values.append((self.index[word] * WORD_BYTES, ctypes.string_at(pointer, nbytes(operand.dtype, 1))))
             else:
-                words[at] = pointers[slot]
-                addresses.append(at * WORD_BYTES)
-        return HostBlock(words.tobytes(), tuple(addresses), tuple(values))
+                words[word] = pointer
+                addresses.append(self.index[word] * WORD_BYTES)
+        return HostBlock(array("q", words.values()).tobytes(), tuple(addresses), tuple(values))
 
     def _check(self, words: Mapping[str, int], shown: Callable[[int], str], operands: Sequence[Operand]) -> None:
         for rule, value in broken(self.rules, words):
             needs = " and ".join(f"{_WORDS[name]} {bound}" for name, bound in rule.expected.items())
-            if rule.subject not in self._operand:
+            place = next((place for place in self.binding.places if place.word == rule.subject), None)
+            if place is None:
                 raise ExecutionError(f"{rule.subject} is {value}, and the kernel needs {needs}")
-            operand = operands[self._operand[rule.subject]]
+            operand = operands[place.operand]
             label = operand.name or f"uid {operand.uid}"
             raise ExecutionError(
                 f"operand {label}: the {rule.what} is {shown(value)}, and the kernel needs {needs}", operand=label

@@ -27,16 +27,16 @@ PROGRAM = Program(
     ),
     stores=(Store(Ref("val", 1), "bfloat16"),),
 )
+SHAPE = {"m": (SizeOf(4, 1),), "n": (SizeOf(4, 2),), "k": (SizeOf(0, 2),), "l": (SizeOf(4, 0),)}
 BINDING = Binding(
-    a=(Place(0, 1, 2, 0),),
-    b=(Place(1, 2, 1, 0),),
-    aux=(Place(2), Place(3, None, 2)),
-    stores=(Place(4, 1, 2, 0),),
-    reductions=(),
-    m=SizeOf(4, 1),
-    n=SizeOf(4, 2),
-    k=SizeOf(0, 2),
-    batch=(SizeOf(4, 0),),
+    (
+        Place("a0", 0, 1, 2, 0),
+        Place("b0", 1, 2, 1, 0),
+        Place("aux0", 2),
+        Place("aux1", 3, None, 2),
+        Place("store0", 4, 1, 2, 0),
+    ),
+    SHAPE,
 )
 SLOTS = {"a0": 0, "b0": 1, "aux0": 2, "aux1": 3, "store0": 4}
 NAMES = argument_words(PROGRAM)
@@ -153,7 +153,7 @@ def test_nothing_to_add_up_is_refused():
 
 def test_a_reduction_of_nothing_is_refused():
     program = replace(PROGRAM, reductions=(Reduction(Ref("val", 1), "amax", "lmn"),))
-    binding = replace(BINDING, reductions=(Place(5),))
+    binding = Binding((*BINDING.places, Place("reduction0", 5)), SHAPE)
     given = (*operands(m=0), operand("amax", "float32", (1, 1, 1), (1, 1, 1), "output", alignment=4))
     with pytest.raises(ExecutionError, match="m is 0"):
         Launcher(program, binding, Calls).bind(given)
@@ -250,7 +250,8 @@ def test_runtime_sizes_are_not_judged_before_they_are_known():
 
 
 def test_a_batch_of_several_axes_is_their_product():
-    shape = replace(BINDING, a=(Place(0, 2, 3, 1),), batch=(SizeOf(0, 0), SizeOf(0, 1)))
+    places = (Place("a0", 0, 2, 3, 1), *BINDING.places[1:])
+    shape = Binding(places, SHAPE | {"k": (SizeOf(0, 3),), "l": (SizeOf(0, 0), SizeOf(0, 1))})
     given = list(operands(batch=6))
     given[0] = operand("a", "bfloat16", (2, 3, 24, 64), (3 * 24 * 64, 24 * 64, 64, 1))
     calls = Calls()
