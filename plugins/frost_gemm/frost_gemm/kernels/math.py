@@ -1,0 +1,230 @@
+"""The arithmetic of the op table's formulas on vectors of registers: the facade ``m`` that ``formulas`` describes.
+
+``FloatMath`` computes in fp32 and ``IntegerMath`` in int32, on vectors of shape (V,); masks are Boolean vectors. Relative errors
+against the exact function of the fp32 argument, where the result is a normal number (tests measure them; bounds of PTX instructions are
+those of the PTX ISA):
+
+    add sub mul fma div     correctly rounded; ``mul.rn`` is never contracted with an addition
+    rcp                     2^-23, rcp.approx          sqrt    2^-22, sqrt.approx
+    rsqrt                   2^-22, rsqrt.approx        erf     2^-22, a polynomial below 1, 1 - 2^-p above
+    normal_cdf              3e-6 for x > -6, 2^-p; 0.02 at -8, where it is 6e-16, more below
+    exp log sin cos tan tanh pow fmod                  the compiler's library: exp 2^-22, tanh 2^-22, pow 2^-20
+
+Imported by the epilogue and by mainloop prologues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cutlass import Boolean, Float32, Int32, cute
+from cutlass._mlir.dialects import arith
+from cutlass.cute import math as device
+
+from .vectors import each
+
+__all__ = ["FloatMath", "IntegerMath"]
+
+Vector = Any  # cute.TensorSSA of shape (V,)
+
+# erf(x) = x + x p(x^2) for |x| < 1 and +-(1 - 2^(-|x| p(|x|))) from there to 4, beyond which it is 1 in fp32. Minimax fits of degree
+# 5 in relative error (4e-8 and 3e-9), lowest power first.
+_ERF_SMALL = (
+    0.12837912142276764, -0.37612324953079224, 0.11280179768800735, -0.02671131119132042, 0.004917551297694445,
+    -0.0005631421809084713,
+)  # fmt: skip
+_ERF_LARGE = (
+    1.6280525922775269, 0.9173109531402588, 0.15165050327777863, -0.032891206443309784, 0.004597784485667944,
+    -0.00030389297171495855,
+)  # fmt: skip
+_ERF_IS_ONE = 4.0
+# The normal distribution's tail beyond a >= 0 is 2^(a p(a) - 1): a minimax fit of degree 9 on [0, 6] (3e-7), lowest power first. Above
+# 6 the polynomial falls to -infinity, as it must.
+_NORMAL_TAIL = (
+    -1.151114583015442, -0.4591355621814728, -0.052680399268865585, 0.007270878180861473, -0.00024451472563669086,
+    -0.00016987881099339575, 4.6506538637913764e-05, -6.103690338932211e-06, 4.2704240854618547e-07, -1.2713694097499229e-08,
+)  # fmt: skip
+
+
+class _Math:
+    """What both compute types share. ``index_of`` gives the Int32 positions along an axis (0 batch, 1 row, 2 column)."""
+
+    dtype: Any
+    integer: bool
+
+    def __init__(self, size: int, index_of: Callable[[int], Vector] | None = None) -> None:
+        self.size, self._index_of = size, index_of
+
+    def const(self, x: float) -> Vector:
+        return cute.full((self.size,), x, self.dtype)
+
+    def neg(self, a: Vector) -> Vector:
+        return -a
+
+    def lt(self, a: Vector, b: Vector) -> Vector:
+        return a < b
+
+    def le(self, a: Vector, b: Vector) -> Vector:
+        return a <= b
+
+    def gt(self, a: Vector, b: Vector) -> Vector:
+        return a > b
+
+    def ge(self, a: Vector, b: Vector) -> Vector:
+        return a >= b
+
+    def eq(self, a: Vector, b: Vector) -> Vector:
+        return a == b
+
+    def ne(self, a: Vector, b: Vector) -> Vector:
+        return a != b
+
+    def logical_and(self, a: Vector, b: Vector) -> Vector:
+        return a & b
+
+    def logical_or(self, a: Vector, b: Vector) -> Vector:
+        return a | b
+
+    def logical_not(self, a: Vector) -> Vector:
+        return a ^ cute.full_like(a, True, Boolean)
+
+    def select(self, mask: Vector, a: Vector, b: Vector) -> Vector:
+        return cute.where(mask, a, b)
+
+
+class FloatMath(_Math):
+    """fp32."""
+
+    dtype = Float32
+    integer = False
+
+    def add(self, a: Vector, b: Vector) -> Vector:
+        return a + b
+
+    def sub(self, a: Vector, b: Vector) -> Vector:
+        return a - b
+
+    def mul(self, a: Vector, b: Vector) -> Vector:
+        # Without .rn, ptxas may contract it with an addition (PTX ISA, mul), and a * b - a * b is not 0.
+        return each("mul.rn.f32", Float32, a, b)
+
+    def div(self, a: Vector, b: Vector) -> Vector:
+        return a / b
+
+    def fma(self, a: Vector, b: Vector, c: Vector) -> Vector:
+        return device.fma(a, b, c)
+
+    def abs(self, a: Vector) -> Vector:
+        return device.abs(a)
+
+    def min(self, a: Vector, b: Vector) -> Vector:
+        return _like(a, arith.minimumf(a, b))
+
+    def max(self, a: Vector, b: Vector) -> Vector:
+        return _like(a, arith.maximumf(a, b))
+
+    def fmod(self, a: Vector, b: Vector) -> Vector:
+        return device.rem(a, b)
+
+    def floor(self, a: Vector) -> Vector:
+        return device.floor(a)
+
+    def ceil(self, a: Vector) -> Vector:
+        return device.ceil(a)
+
+    def sqrt(self, a: Vector) -> Vector:
+        return each("sqrt.approx.f32", Float32, a)
+
+    def rsqrt(self, a: Vector) -> Vector:
+        return each("rsqrt.approx.f32", Float32, a)
+
+    def rcp(self, a: Vector) -> Vector:
+        return each("rcp.approx.f32", Float32, a)
+
+    def exp(self, a: Vector) -> Vector:
+        return device.exp(a)
+
+    def log(self, a: Vector) -> Vector:
+        return device.log(a)
+
+    def sin(self, a: Vector) -> Vector:
+        return device.sin(a)
+
+    def cos(self, a: Vector) -> Vector:
+        return device.cos(a)
+
+    def tan(self, a: Vector) -> Vector:
+        return device.tan(a)
+
+    def tanh(self, a: Vector) -> Vector:
+        return device.tanh(a)
+
+    def pow(self, a: Vector, b: Vector) -> Vector:
+        return device.pow(a, b)
+
+    def normal_cdf(self, a: Vector) -> Vector:
+        size = self.abs(a)
+        first, *rest = reversed(_NORMAL_TAIL)
+        p = self.const(first)
+        for coefficient in rest:
+            p = self.fma(p, size, self.const(coefficient))
+        tail = each("ex2.approx.ftz.f32", Float32, self.fma(p, size, self.const(-1.0)))
+        return self.select(self.lt(a, self.const(0.0)), tail, self.const(1.0) - tail)
+
+    def erf(self, a: Vector) -> Vector:
+        """Without a branch: the library's has one for every element."""
+        size = self.abs(a)
+        large = size >= self.const(1.0)
+        t = self.select(large, self.min(size, self.const(_ERF_IS_ONE)), size * size)
+        first, *rest = (
+            self.select(large, self.const(high), self.const(low))
+            for low, high in zip(reversed(_ERF_SMALL), reversed(_ERF_LARGE), strict=True)
+        )
+        p = first
+        for coefficient in rest:
+            p = self.fma(p, t, coefficient)
+        tail = self.const(1.0) - each("ex2.approx.ftz.f32", Float32, self.neg(t * p))
+        return self.select(large, device.copysign(tail, a), self.fma(p, a, a))
+
+
+class IntegerMath(_Math):
+    """int32: modulo 2^32; division truncates, and neither 0 nor -2^31 / -1 reaches it."""
+
+    dtype = Int32
+    integer = True
+
+    def index(self, axis: int) -> Vector:
+        assert self._index_of is not None, "positions are known in an epilogue alone"
+        return self._index_of(axis)
+
+    def add(self, a: Vector, b: Vector) -> Vector:
+        return a + b
+
+    def sub(self, a: Vector, b: Vector) -> Vector:
+        return a - b
+
+    def mul(self, a: Vector, b: Vector) -> Vector:
+        return a * b
+
+    def fma(self, a: Vector, b: Vector, c: Vector) -> Vector:
+        return a * b + c
+
+    def div(self, a: Vector, b: Vector) -> Vector:
+        return _like(a, arith.divsi(a, b))
+
+    def fmod(self, a: Vector, b: Vector) -> Vector:
+        return _like(a, arith.remsi(a, b))
+
+    def abs(self, a: Vector) -> Vector:
+        return self.max(a, self.neg(a))
+
+    def min(self, a: Vector, b: Vector) -> Vector:
+        return _like(a, arith.minsi(a, b))
+
+    def max(self, a: Vector, b: Vector) -> Vector:
+        return _like(a, arith.maxsi(a, b))
+
+
+def _like(a: Vector, value: Any) -> Vector:
+    return cute.TensorSSA(value, a.shape, a.dtype)

@@ -1,0 +1,73 @@
+"""Vectors of registers element by element: inline PTX on each element or on pairs, and assembly from scalars.
+
+The vectors are the DSL's ``TensorSSA`` of shape (V,). Inline PTX is used where the DSL has no operation with the exact instruction.
+Imported by ``math`` and ``convert``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass import Numeric, cute
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, vector
+
+__all__ = ["assemble", "each", "extract", "on_pairs", "size"]
+
+# PTX register classes of the inline assembly's constraints.
+_REGISTER = {"f32": "f", "i32": "r", "i16": "h"}
+
+
+def size(x: cute.TensorSSA) -> int:
+    """Elements of a vector."""
+    return cute.size(x.shape)
+
+
+def extract(x: cute.TensorSSA, index: int) -> ir.Value:
+    """Element ``index`` of a vector, as a bare value of its element type."""
+    return vector.extract(x, [], [index])
+
+
+def assemble(values: Sequence[Any], dtype: Any) -> cute.TensorSSA:
+    """The vector of these scalars, each of type ``dtype``."""
+    bare = [value.ir_value() if isinstance(value, Numeric) else value for value in values]
+    return cute.TensorSSA(
+        vector.from_elements(ir.VectorType.get([len(bare)], dtype.mlir_type), bare), (len(bare),), dtype
+    )
+
+
+def each(instruction: str, dtype: Any, *operands: cute.TensorSSA) -> cute.TensorSSA:
+    """``instruction`` (PTX, without operands) on every element; the result is a vector of ``dtype``."""
+    count = size(operands[0])
+    return assemble(
+        [_inline(instruction, dtype.mlir_type, [extract(x, i) for x in operands]) for i in range(count)], dtype
+    )
+
+
+def on_pairs(instruction: str, pair: Any, dtype: Any, x: cute.TensorSSA) -> cute.TensorSSA:
+    """``instruction`` on elements (1, 0), (3, 2), ...: each result, of type ``pair``, holds two elements of ``dtype``.
+
+    The second operand of PTX's packed conversions goes to the lower half. An odd last element is paired with itself.
+    """
+    count = size(x)
+    last = count - 1
+    pairs = [
+        _inline(instruction, pair.mlir_type, [extract(x, min(i + 1, last)), extract(x, i)]) for i in range(0, count, 2)
+    ]
+    packed = assemble(pairs, pair).bitcast(dtype)
+    return packed if count % 2 == 0 else assemble([extract(packed, i) for i in range(count)], dtype)
+
+
+def _inline(instruction: str, result: ir.Type, operands: list[ir.Value]) -> ir.Value:
+    places = ", ".join(f"${i}" for i in range(len(operands) + 1))
+    constraints = ",".join([f"={_REGISTER[str(result)]}", *(_REGISTER[str(operand.type)] for operand in operands)])
+    return llvm.inline_asm(
+        result,
+        operands,
+        f"{instruction} {places};",
+        constraints,
+        has_side_effects=False,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
