@@ -46,7 +46,9 @@ from ..layout import (
     wgmma_warpgroups,
 )
 from .args import ELEMENTS, Args, matrix, output, unpack
+from .epilogue import Chunk, Epilogue
 from .sched import Problem, locate, problem, raster_width
+from .sinks import Lanes
 from .staging import Staging
 
 __all__ = ["WgmmaKernel"]
@@ -57,8 +59,8 @@ ROWS = 64  # of one wgmma
 K_BYTES = 32  # of one wgmma
 LOADER_WARP = 0
 EPILOGUE_BARRIER = 1  # hardware barriers 1, 2, 3: one for each consumer
+LANES = Lanes(row=(1, 2), col=(4, 8, 16))  # four lanes share a row of the fragment, eight a column
 SWIZZLES = {128: "SW128", 64: "SW64", 32: "SW32", 16: "INTER"}
-VECTOR = 4  # accumulators of a 16-byte access
 
 
 class Ring(NamedTuple):
@@ -89,6 +91,7 @@ class WgmmaKernel:
             Staging(store.dtype, store.major, ROWS, layout.epi_n) if mode == "tma" else None
             for store, mode in zip(program.stores, layout.store_modes, strict=True)
         ]
+        self.epilogue = Epilogue(program)
         self._carve()
 
     def _carve(self) -> None:
@@ -124,6 +127,7 @@ class WgmmaKernel:
         loads_a = tuple(self.load_atom(args, "a", i) for i in range(len(program.a)))
         loads_b = tuple(self.load_atom(args, "b", i) for i in range(len(program.b)))
         stores = tuple(self.store_atom(args, i) for i, staging in enumerate(self.staging) if staging) or None
+        self.epilogue.seed(args, stream)
         clusters = cutlass.min(tiles.tiles, self.resident_clusters())
         self.kernel(loads_a, loads_b, stores, args.without_operands(), tiles).launch(
             grid=[config.cluster_m, config.cluster_n, config.split_k * clusters],
@@ -154,25 +158,26 @@ class WgmmaKernel:
             op = warpgroup.MmaF16BF16Op(types[0], self.accumulator, shape, where, *majors)
         return cute.make_tiled_mma(cute.make_mma_atom(op), (self.sharing, 1, 1))
 
-    def ring_layout(self, group: str, index: int) -> cute.ComposedLayout:
-        """Shared memory of one operand: (rows, K, stages), with the widest swizzle that its unit-stride extent allows."""
+    def stage_layout(self, group: str, index: int, stages: int = 0) -> cute.ComposedLayout:
+        """Shared memory of one operand: (rows, K) of a stage or (rows, K, stages), with the widest swizzle that its unit-stride extent allows."""
         operand = getattr(self.program, group)[index]
         rows = self.config.tile_m if group == "a" else self.config.tile_n
         extent, prefix = (self.tile_k, "K") if operand.major == "k" else (rows, "MN")
         width = next(width for width in SWIZZLES if extent * self.bits // 8 % width == 0)
         kind = warpgroup.SmemLayoutAtomKind[f"{prefix}_{SWIZZLES[width]}"]
         atom = warpgroup.make_smem_layout_atom(kind, ELEMENTS[operand.mma_dtype])
-        order = (0, 1, 2) if operand.major == "k" else (1, 0, 2)
-        return cute.tile_to_shape(atom, (rows, self.tile_k, self.layout.stages), order)
+        order = (0, 1) if operand.major == "k" else (1, 0)
+        if stages:
+            return cute.tile_to_shape(atom, (rows, self.tile_k, stages), (*order, 2))
+        return cute.tile_to_shape(atom, (rows, self.tile_k), order)
 
     def load_atom(self, args: Args, group: str, index: int) -> tuple[Any, Any]:
         """The TMA atom and tensor that load operand ``index`` of ``group``: multicast where CTAs of the cluster share it."""
         sharers = self.sharers(group)
         kind = cpasync.CopyBulkTensorTileG2SMulticastOp if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp
         rows = self.config.tile_m if group == "a" else self.config.tile_n
-        one_stage = cute.slice_(self.ring_layout(group, index), (None, None, 0))
         atom, tensor = cpasync.make_tiled_tma_atom(
-            kind(), matrix(args, group, index), one_stage, (rows, self.tile_k), sharers
+            kind(), matrix(args, group, index), self.stage_layout(group, index), (rows, self.tile_k), sharers
         )
         return atom, tensor
 
@@ -262,7 +267,7 @@ class WgmmaKernel:
 
     def ring_tensor(self, smem: cute.Pointer, group: str, index: int) -> cute.Tensor:
         """The ring of operand ``index`` of ``group``."""
-        layout = self.ring_layout(group, index)
+        layout = self.stage_layout(group, index, self.layout.stages)
         offsets = self.ring_a if group == "a" else self.ring_b
         dtype = ELEMENTS[getattr(self.program, group)[index].mma_dtype]
         return cute.make_tensor(cute.recast_ptr(smem + offsets[index], layout.inner, dtype), layout.outer)
@@ -493,13 +498,27 @@ class WgmmaKernel:
         thread: Int32,
     ) -> list[cute.Pointer]:
         """The epilogue program on one chunk. Where each staged output lies; the others are stored."""
+        row, col, batch = place
+        chunk = Chunk(
+            row + thread // 32 * (ROWS // WARPS) + thread % 32 // 4,
+            col + thread % 4 * 2,
+            batch,
+            fragment_offsets(self.layout.epi_n),
+            col_multiple=2,
+        )
+        values = self.epilogue.evaluate(args, accs, chunk)
         at, places = smem + self.slots + slot * (self.layout.staging_bytes // self.consumers), []
-        for staging in self.staging:
+        for i, staging in enumerate(self.staging):
+            if staging is None:
+                self.epilogue.store_vector(args, i, values, chunk)
+                continue
             fragment = cute.make_rmem_tensor(self.values, staging.element)
-            fragment.store(accs[0].to(staging.element))
+            fragment.store(self.epilogue.converted(i, values))
             staging.write(at, fragment, thread)
             places.append(at)
             at = at + staged_bytes(ROWS, self.layout.epi_n, staging.size)
+        for i in range(len(self.program.reductions)):
+            self.epilogue.reduce(args, i, values, chunk, LANES)
         return places
 
     def store_staged(
@@ -521,6 +540,11 @@ class WgmmaKernel:
             source, target = cpasync.tma_partition(atom, 0, cute.make_layout(1), panel, tiles)
             down, right = staging.panel_origin(index)
             cute.copy(atom, source, target[(None, (row + down) // height, (col + right) // width, batch)])
+
+
+def fragment_offsets(columns: int) -> tuple[tuple[int, int], ...]:
+    """(row, column) of a thread's values from its first: PTX ISA, wgmma, the accumulator's fragment."""
+    return tuple((8 * half, 8 * block + pair) for block in range(columns // 8) for half in range(2) for pair in range(2))
 
 
 def barrier(smem: cute.Pointer, first: int, index: Any) -> cute.Pointer:
