@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ._clocks import Access
 from ._findings import UnsupportedError
-from ._floats import decode, encode, flush
+from ._floats import decode, encode
 from ._layout import SWIZZLES, TensorMap, decode_tensor_map, swizzle, tensor_map_problems
 from ._memory import GlobalMemory, Region
 
@@ -28,7 +28,8 @@ Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 PIECE = np.dtype("V16")
 _PACKED = {"u4_padded": 8, "u6_padded": 12}  # bytes of 16 elements in global memory; in shared memory they take 16
 _JUNK = 0xA5  # what padding holds: the ISA leaves it undefined
-_FILL = {"f16": 0x7E00, "bf16": 0x7FC0, "f32": 0x7FC00000, "tf32": 0x7FC00000, "f64": 0x7FF8 << 48}
+_FILLED = frozenset(("f16", "bf16", "f32", "f32_ftz", "tf32", "tf32_ftz", "f64"))
+_NAN = 0x7FF7  # of every half word (measured on an H200)
 
 
 @lru_cache(maxsize=256)
@@ -175,9 +176,8 @@ class Box:
         """The box's bytes [rows, row_bytes] from global memory, filled outside."""
         width = len(self.column_offsets) * self.element
         out: Any = np.zeros((len(self.rows), width), np.uint8)
-        if self.map.nan_fill and self.map.data_type in _FILL and not self.full:
-            pattern = np.frombuffer(_FILL[self.map.data_type].to_bytes(self.element, "little"), np.uint8)
-            out[:] = np.tile(pattern, width // self.element)
+        if self.map.nan_fill and self.map.data_type in _FILLED and not self.full:
+            out.view(np.uint16)[:] = _NAN
         if region is None:
             return self._pad(out)
         if self.full and not self.packed:
@@ -233,6 +233,9 @@ class Box:
     def problems(self, coordinates: list[int], stores: bool, reduces: bool) -> list[str]:
         """What the ISA forbids (9.7.9.27.1.1) that only instruction and map together show; empty when legal."""
         m, found = self.map, []
+        if coordinates[0] * m.element_bits % 128:
+            start = coordinates[0] * m.element_bits // 8
+            found.append(f"misaligned: the box starts at byte {start} of a row, which is not a multiple of 16")
         if self.packed and coordinates[0] % 128:
             found.append(f"the first coordinate {coordinates[0]} is not a multiple of 128, as padded types need")
         if m.data_type == "u4_padded" and stores:
@@ -260,14 +263,13 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def combine(old: Bytes, new: Bytes, data_type: str, name: str) -> Bytes:
-    """Element-wise reduction of byte arrays whose last axis is one element."""
+    """Element-wise reduction of byte arrays whose last axis is one element. float32 additions keep subnormal numbers, as
+    an H200 does (the ISA says that cp.reduce.async.bulk.add.f32 flushes them)."""
     if data_type == "bf16":
         a, b = (decode(np.ascontiguousarray(v).view(np.uint16)[..., 0], "bf16") for v in (old, new))
         return np.asarray(encode(_COMBINE[name](a, b), "bf16")).astype(np.uint16)[..., None].view(np.uint8)
-    dtype: Any = {"f16": np.float16, "f32": np.float32, "tf32": np.float32, "f64": np.float64, "s32": np.int32, "s64": np.int64,
+    dtype: Any = {"f16": np.float16, "f32": np.float32, "f32_ftz": np.float32, "tf32": np.float32, "tf32_ftz": np.float32, "f64": np.float64, "s32": np.int32, "s64": np.int64,
                   "u32": np.uint32, "u64": np.uint64, "u16": np.uint16, "u8": np.uint8}[data_type]  # fmt: skip
     a, b = (np.ascontiguousarray(v).view(dtype)[..., 0] for v in (old, new))
     with np.errstate(all="ignore"):
-        if name == "add" and dtype is np.float32:
-            return np.ascontiguousarray(flush(flush(a) + flush(b))[..., None]).view(np.uint8)
         return np.ascontiguousarray(_COMBINE[name](a, b).astype(dtype)[..., None]).view(np.uint8)

@@ -8,7 +8,7 @@ from ptx_emulator._layout import TensorMap, encode_tensor_map, swizzle
 
 S = runpy.run_path(str(Path(__file__).with_name("_snippets.py")))
 launch, kinds, wait = S["launch"], S["kinds"], S["wait"]
-NAMES = {2: "f16", 4: "f32", 1: "u8"}
+NAMES = {2: "f16", 4: "f32", 8: "f64", 1: "u8"}
 
 
 def aligned(shape, dtype, fill=None):
@@ -100,12 +100,23 @@ def test_elements_outside_the_tensor_are_zero_and_count(x, y):
     assert not report.findings
 
 
-def test_nan_fill():
-    array = aligned((8, 32), np.float32, 1.0)
-    out, _ = load(array, (8, 8), x=28, fields={"nan_fill": True})
-    values = out.view(np.float32).reshape(8, 8)
-    assert (values[:, :4] == 1).all()
-    assert np.isnan(values[:, 4:]).all()
+# the H200's patterns: 0x7ff7 in every half word
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("f2", "f16"), ("u2", "bf16"), ("f4", "f32"), ("f4", "tf32"), ("f4", "f32_ftz"), ("f8", "f64")]
+)  # fmt: skip
+def test_nan_fill(dtype, name):
+    array, inside = aligned((8, 32), np.dtype(dtype), 1), 8 if dtype[1] == "2" else 4
+    out, report = load(array, (2 * inside, 8), x=32 - inside, fields={"nan_fill": True, "name": name})
+    values = out.view(dtype).reshape(8, -1)
+    assert not report.findings
+    assert (values[:, :inside] == 1).all()
+    assert (np.ascontiguousarray(values[:, inside:]).view(np.uint16) == 0x7FF7).all()
+
+
+def test_a_box_that_starts_between_16_byte_pieces_is_found():
+    array = aligned((8, 64), np.float16, 1)
+    assert kinds(load(array, (32, 8), x=4)[1]) == {"misaligned"}  # an illegal instruction on an H200
+    assert not kinds(load(array, (32, 8), x=-8)[1])
 
 
 def test_a_missing_wait_is_a_race():

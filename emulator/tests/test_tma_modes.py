@@ -414,8 +414,8 @@ def test_bulk_reductions_to_global_memory(operation, dtype):
         low = 0 if np.dtype(dtype).kind == "u" else -50
         old, new = (rng.integers(low, 50, 64).astype(dtype) for _ in range(2))
         stored, values = (aligned(64, dtype, v) for v in (old, new))
-        if dtype is np.float32:  # subnormals count as zeros
-            stored[:2], old[:2], values[:2], new[:2] = [1e-40, 1.0], [0, 1.0], [1e-40, -1e-40], 0
+        if dtype is np.float32:  # an H200 keeps subnormals
+            stored[:2] = old[:2] = 1e-40
     size = values.nbytes
     body = f"""
  ld.param.u64 %rd1, [in]; ld.param.u64 %rd2, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mul.lo.u32 %r3, %r1, {size // 32}; cvt.u64.u32 %rd3, %r3;

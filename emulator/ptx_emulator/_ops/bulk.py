@@ -91,7 +91,8 @@ def _box(w: Any, raw: bytes, coordinates: list[int], rank: int, gather: bool, in
     )
     stores = instr.modifiers[0] == "reduce" or not any(m.startswith("mbarrier") for m in instr.modifiers)
     for problem in box.problems(coordinates, stores, instr.modifiers[0] == "reduce"):
-        findings.add("descriptor", problem, instr, (w.name,), key=problem[:24])
+        kind = "misaligned" if problem.startswith("misaligned") else "descriptor"
+        findings.add(kind, problem.removeprefix("misaligned: "), instr, (w.name,), key=problem[:24])
         if "can't" in problem:
             return None
     return box

@@ -1,7 +1,7 @@
 """Bulk copies of plain byte ranges, reducing and multicast ones included (PTX ISA 9.7.9.25.4).
 
 Contract: as for tensor copies, an operation is checked when it is issued and moves its bytes when the schedule completes
-it. A byte mask does not narrow the checks. float32 additions flush subnormal numbers, as the ISA says.
+it. A byte mask does not narrow the checks.
 """
 
 from __future__ import annotations
