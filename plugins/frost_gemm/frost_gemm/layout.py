@@ -231,6 +231,7 @@ def _check_wgmma_tile(program: Program, config: TileConfig, facts: ArchFacts) ->
         ("tile_n", config.tile_n, config.cluster_m),
     ):
         _require(size % (8 * sharers) == 0, "knob.domain", f"knob:{name}", {"multiple_of": 8 * sharers}, size)
+    _require(not program.promote or config.tile_k <= 128, "knob.domain", "knob:tile_k", {"at most": 128}, config.tile_k)
     _require(config.split_k == 1 or config.schedule == "cooperative", "knob.domain", "knob:split_k", 1, config.split_k)
 
 
@@ -240,7 +241,6 @@ _TCGEN05_ROWS = 128  # tensor memory lanes, so rows of the accumulator in one CT
 _TCGEN05_COLUMNS = 512  # the largest allocation that other kernels can share an SM with
 _DESCRIPTOR_REACH = 256 * 1024  # PTX ISA, tcgen05 matrix descriptor: 14 bits of the start address, in units of 16 bytes
 _RESERVED_BYTES = 1024  # the system's shared memory in front of the kernel's
-_WARP_ROWS = 32
 
 
 def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> KernelLayout:
@@ -345,6 +345,13 @@ def _check_tcgen05_tile(program: Program, config: TileConfig, facts: ArchFacts) 
         value = getattr(config, name)
         _require(value > 0 and value & (value - 1) == 0, "knob.domain", f"knob:{name}", "a power of two", value)
     _require(config.cluster_m % group == 0, "knob.domain", "knob:cluster_m", {"multiple_of": group}, config.cluster_m)
+    # A CTA loads its share of a tile that others need too: whole swizzle patterns of 8 rows.
+    shares = (
+        ("tile_m", _TCGEN05_ROWS, config.cluster_n),
+        ("tile_n", config.tile_n // group, config.cluster_m // group),
+    )
+    for name, rows, sharers in shares:
+        _require(rows % (8 * sharers) == 0, "knob.domain", f"knob:{name}", {"multiple_of": 8 * sharers}, rows)
     _require(
         config.cluster <= facts.max_cluster, "knob.domain", "cluster", {"at most": facts.max_cluster}, config.cluster
     )

@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import warpgroup
 from ..layout import BITS
 from .args import ELEMENTS
 
-__all__ = ["Staging"]
+__all__ = ["Staging", "store_shared"]
 
 LINE_BYTES = 128
 WARP_ROWS = 16
@@ -102,7 +102,7 @@ class Staging:
             panel, element = divmod(8 * block, self.extent)
             # 8 rows further is a whole swizzle pattern
             at = (first ^ (element * self.size)) + panel * self.panel_bytes + half * 8 * self.line
-            _store_shared(address + at, [words[each * pair + i] for i in range(each)], kind.width)
+            store_shared(address + at, [words[each * pair + i] for i in range(each)], kind.width)
 
     def _write_elements(self, address: Int32, fragment: cute.Tensor, lane: Int32, warp_row: Int32) -> None:
         kind = {1: cutlass.Uint8, 4: cutlass.Uint32}[self.size]
@@ -110,7 +110,7 @@ class Staging:
         for value in range(self.cols // 2):
             block, half, column = value // 4, value // 2 % 2, value % 2
             at = self._offset(2 * (lane % 4) + 8 * block + column, warp_row + lane // 4 + 8 * half)
-            _store_shared(address + at, [words[value]], kind.width)
+            store_shared(address + at, [words[value]], kind.width)
 
 
 def _stmatrix(address: Int32, words: list[Any], *, transposed: bool) -> None:
@@ -121,7 +121,8 @@ def _stmatrix(address: Int32, words: list[Any], *, transposed: bool) -> None:
     )
 
 
-def _store_shared(address: Int32, words: list[Any], bits: int) -> None:
+def store_shared(address: Int32, words: list[Any], bits: int) -> None:
+    """One access of ``words`` of ``bits`` bits each, to shared memory."""
     operands = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))
     if bits == 8:  # PTX has no 8-bit registers
         words = [cutlass.Uint16(word) for word in words]

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
+from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.utils import SmemAllocator
 
@@ -49,7 +50,7 @@ from .args import ELEMENTS, Args, matrix, output, unpack
 from .epilogue import Chunk, Epilogue
 from .sched import Problem, locate, problem, raster_width
 from .sinks import Lanes
-from .staging import Staging
+from .staging import Staging, store_shared
 
 __all__ = ["WgmmaKernel"]
 
@@ -80,6 +81,7 @@ class WgmmaKernel:
         self.sharing = 1 if self.pingpong else self.consumers  # consumers of one tile
         self.blocks = config.tile_m // (ROWS * self.sharing)  # wgmmas that cover a consumer's rows
         self.columns = wgmma_promoted_columns(program, config)  # of one wgmma
+        self.pieces = len(program.gemms) * self.blocks * (config.tile_n // self.columns)
         self.bits = BITS[program.a[0].mma_dtype]
         self.tile_k = config.tile_k * 8 // self.bits  # in elements
         self.accumulator: Any = cutlass.Int32 if program.accumulate == "int32" else cutlass.Float32
@@ -362,11 +364,14 @@ class WgmmaKernel:
         operands = [self.fragments(smem, gemm, worker) for gemm in range(len(self.program.gemms))]
         sums = [self.accumulators(gemm) for gemm in range(len(self.program.gemms))]
         target = self.release_target(thread)
-        turn, staged = Int32(0), Int32(0)
+        turn, shared, staged = Int32(0), Int32(0), Int32(0)
         while number < tiles.tiles:
             if cutlass.const_expr(self.pingpong):
                 cute.arch.mbarrier_wait(barrier(smem, self.turn, worker), turn ^ 1 ^ worker)
-            ring = self.mainloop(smem, sums, operands, blocks, ring, target, worker)
+            if cutlass.const_expr(self.program.promote):
+                ring = self.promoted_mainloop(smem, sums, operands, blocks, ring, target, worker)
+            else:
+                ring = self.mainloop(smem, sums, operands, blocks, ring, target, worker)
             if cutlass.const_expr(self.pingpong):
                 ring = self.advanced(ring, blocks)  # the other's tile
                 turn = turn ^ 1
@@ -375,14 +380,90 @@ class WgmmaKernel:
             col = (n * self.config.cluster_n + y) * self.config.tile_n
             if cutlass.const_expr(not self.pingpong):
                 row += worker * ROWS
-            for chunk in cutlass.range_constexpr(self.chunks):
-                block, subtile = divmod(chunk, self.subtiles)
-                accs = [self.chunk_values(total, block, subtile) for total in sums]
-                place = row + block * self.sharing * ROWS, col + subtile * self.layout.epi_n, batch
-                staged = self.finish(smem, stores, args, accs, place, staged, thread, worker)
+            origin = row, col, batch
+            if cutlass.const_expr(self.config.split_k > 1):
+                self.exchange(smem, sums, thread, worker, part, shared ^ 1)
+                for chunk in cutlass.range(part, self.chunks, self.config.split_k, unroll=1):
+                    accs = [self.total(smem, gemm, chunk, thread, worker) for gemm in range(len(self.program.gemms))]
+                    staged = self.finish(smem, stores, args, accs, self.place(origin, chunk), staged, thread, worker)
+                self.arrive_everywhere(smem, self.taken, thread, worker)
+                shared = shared ^ 1
+            else:
+                for chunk in cutlass.range_constexpr(self.chunks):
+                    accs = [self.chunk_values(total, chunk) for total in sums]
+                    staged = self.finish(smem, stores, args, accs, self.place(origin, chunk), staged, thread, worker)
             number += step
-        if cutlass.const_expr(stores is not None):
+        if cutlass.const_expr(self.layout.staging_slots > 0):
             cute.arch.cp_async_bulk_wait_group(0)
+        if cutlass.const_expr(self.config.split_k > 1):  # the others read this CTA's memory
+            cute.arch.mbarrier_wait(barrier(smem, self.taken, worker), shared ^ 1)
+
+    def place(self, origin: tuple[Int32, Int32, Int32], chunk: Any) -> tuple[Int32, Int32, Int32]:
+        """(row, column, batch) of a chunk of the consumer whose first element is at ``origin``."""
+        row, col, batch = origin
+        block = chunk // self.subtiles
+        return row + block * (self.sharing * ROWS), col + (chunk - block * self.subtiles) * self.layout.epi_n, batch
+
+    # Split K.
+
+    def sums_address(self, smem: cute.Pointer, gemm: int, chunk: Any, thread: Int32, worker: Int32) -> Int32:
+        """Shared memory of a thread's first four values of a chunk; the next four are WARPGROUP * 16 bytes further."""
+        number = (worker * self.chunks + chunk) * len(self.program.gemms) + gemm
+        return (smem + self.partials).toint() + number * (self.values * 4 * WARPGROUP) + thread * 16
+
+    @cute.jit
+    def exchange(self, smem: cute.Pointer, sums: list, thread: Int32, worker: Int32, part: Int32, free: Int32):
+        """Leave this CTA's sums in its shared memory, and wait until all of the split have. ``free``: parity of the phase in which
+        the tile before has been read."""
+        cute.arch.mbarrier_wait(barrier(smem, self.taken, worker), free)
+        self.leave(smem, sums, thread, worker)
+        self.arrive_everywhere(smem, self.partial, thread, worker)
+        cute.arch.mbarrier_wait(barrier(smem, self.partial, worker), free ^ 1)
+        cute.arch.fence_acq_rel_cluster()
+
+    def leave(self, smem: cute.Pointer, sums: list[Any], thread: Int32, worker: Int32) -> None:
+        """All sums of this thread into shared memory."""
+        for gemm, total in enumerate(sums):
+            for chunk in range(self.chunks):
+                values = self.chunk_values(total, chunk)
+                address = self.sums_address(smem, gemm, chunk, thread, worker)
+                for i in range(self.values // 4):
+                    store_shared(address + i * 16 * WARPGROUP, [values[4 * i + j] for j in range(4)], 32)
+
+    @cute.jit
+    def arrive_everywhere(self, smem: cute.Pointer, first: cutlass.Constexpr, thread: Int32, worker: Int32):
+        """After all of this warpgroup: arrive on its barrier of the row ``first`` in every CTA of the split."""
+        cute.arch.fence_acq_rel_cluster()
+        cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + worker, number_of_threads=WARPGROUP)
+        if thread < self.config.split_k:
+            cute.arch.mbarrier_arrive(barrier(smem, first, worker), self.split_rank(thread), scope=MemScopeKind.CLUSTER)
+
+    def split_rank(self, part: Any) -> Int32:
+        """The rank of the CTA that has ``part`` of this CTA's K."""
+        x, y, _, _ = self.cluster_place()
+        return x + y * self.config.cluster_m + part * (self.config.cluster_m * self.config.cluster_n)
+
+    def total(self, smem: cute.Pointer, gemm: int, chunk: Int32, thread: Int32, worker: Int32) -> cute.TensorSSA:
+        """This thread's values of a chunk: the sums of all CTAs of the split, added in the order of their parts."""
+        mine = self.sums_address(smem, gemm, chunk, thread, worker)
+        values = cute.make_rmem_tensor(self.values, self.accumulator)
+        for part in range(self.config.split_k):
+            address = cute.arch.inline_ptx(
+                "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
+                write_only_types=[Int32],
+                read_only_args=[mine, self.split_rank(part)],
+            )
+            for i in range(self.values // 4):
+                four = cute.arch.inline_ptx(
+                    "ld.shared::cluster.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+                    write_only_types=[self.accumulator] * 4,
+                    read_only_args=[address + i * 16 * WARPGROUP],
+                )
+                for j in range(4):
+                    values[4 * i + j] = four[j] if part == 0 else values[4 * i + j] + four[j]
+        return values.load()
+
+    # The mainloop.
 
     def fragments(self, smem: cute.Pointer, gemm: int, worker: Int32) -> tuple[cute.Tensor, cute.Tensor]:
         """Matrix descriptors of a gemm's operands: (1, block or part of the columns, K step, stage)."""
@@ -433,13 +514,66 @@ class WgmmaKernel:
                 self.release(smem, previous, target)
             previous = ring.slot
             ring = self.advanced(ring)
-        if cutlass.const_expr(self.pingpong):
-            if cute.arch.thread_idx()[0] % WARPGROUP == 0:
-                cute.arch.mbarrier_arrive(barrier(smem, self.turn, 1 - worker))
+        self.pass_turn(smem, worker)
         warpgroup.wait_group(0)
         if blocks > 0:
             self.release(smem, previous, target)
         return ring
+
+    @cute.jit
+    def promoted_mainloop(
+        self, smem: cute.Pointer, sums: list, operands: list, blocks: Int32, ring: Ring, target: tuple, worker: Int32
+    ):
+        """As ``mainloop``; the products of one stage are summed by the matrix unit, the stages by additions in float32.
+
+        A warpgroup adds while another one multiplies. wgmma adds fp8 products with fewer bits than float32 has.
+        """
+        self.clear(sums)
+        partial = cute.make_rmem_tensor(
+            self.tiled_mma(0).partition_shape_C((self.sharing * ROWS, self.columns)), self.accumulator
+        )
+        for _ in cutlass.range(blocks, unroll=1):
+            cute.arch.mbarrier_wait(barrier(smem, self.full, ring.slot), ring.phase)
+            for piece in cutlass.range_constexpr(self.pieces):
+                warpgroup.fence()
+                self.multiply_piece(partial, operands, piece, ring.slot)
+                warpgroup.commit_group()
+                warpgroup.wait_group(0)
+                if cutlass.const_expr(piece == self.pieces - 1):
+                    self.release(smem, ring.slot, target)
+                self.add_piece(sums, partial, piece)
+            ring = self.advanced(ring)
+        self.pass_turn(smem, worker)
+        return ring
+
+    @cute.jit
+    def pass_turn(self, smem: cute.Pointer, worker: Int32):
+        """Pingpong: the other warpgroup may begin its mainloop."""
+        if cutlass.const_expr(self.pingpong):
+            if cute.arch.thread_idx()[0] % WARPGROUP == 0:
+                cute.arch.mbarrier_arrive(barrier(smem, self.turn, 1 - worker))
+
+    def piece(self, number: int) -> tuple[int, int, int]:
+        """(gemm, block of rows, part of the columns) of a wgmma."""
+        rest, part = divmod(number, self.config.tile_n // self.columns)
+        return *divmod(rest, self.blocks), part
+
+    def multiply_piece(self, partial: cute.Tensor, operands: list[Any], number: int, slot: Int32) -> None:
+        """The products of one wgmma's rows and columns in a stage."""
+        gemm, block, part = self.piece(number)
+        a, b = operands[gemm]
+        for k in range(self.config.tile_k // K_BYTES):
+            mma = self.tiled_mma(gemm)
+            mma.set(warpgroup.Field.ACCUMULATE, k > 0)
+            rows, columns = (
+                cute.append_ones(t, up_to_rank=2) for t in (a[(None, block, k, slot)], b[(None, part, k, slot)])
+            )
+            cute.gemm(mma, partial, rows, columns, partial)
+
+    def add_piece(self, sums: list[Any], partial: cute.Tensor, number: int) -> None:
+        gemm, block, part = self.piece(number)
+        total = sums[gemm][(None, block, part)]
+        total.store(total.load() + partial[(None, 0, 0)].load())
 
     def clear(self, sums: list[Any]) -> None:
         """All sums are 0."""
@@ -453,13 +587,13 @@ class WgmmaKernel:
             mma.set(warpgroup.Field.ACCUMULATE, accumulate)
             cute.gemm(mma, total, a[(None, None, k, slot)], b[(None, None, k, slot)], total)
 
-    def chunk_values(self, sums: cute.Tensor, block: int, subtile: int) -> cute.TensorSSA:
+    def chunk_values(self, sums: cute.Tensor, chunk: int) -> cute.TensorSSA:
         """This thread's sums of one chunk, in the order of the fragment."""
+        block, subtile = divmod(chunk, self.subtiles)
         values = cute.make_rmem_tensor(self.values, self.accumulator)
         for value in range(self.values):
-            column, half, pair = subtile * self.layout.epi_n // 8 + value // 4, value // 2 % 2, value % 2
-            part, column = divmod(column, self.columns // 8)
-            values[value] = sums[((pair, half, column), block, part)]
+            part, place = divmod(subtile * self.values + value, self.columns // 2)
+            values[value] = sums[(place, block, part)]
         return values.load()
 
     @cute.jit
@@ -544,7 +678,9 @@ class WgmmaKernel:
 
 def fragment_offsets(columns: int) -> tuple[tuple[int, int], ...]:
     """(row, column) of a thread's values from its first: PTX ISA, wgmma, the accumulator's fragment."""
-    return tuple((8 * half, 8 * block + pair) for block in range(columns // 8) for half in range(2) for pair in range(2))
+    return tuple(
+        (8 * half, 8 * block + pair) for block in range(columns // 8) for half in range(2) for pair in range(2)
+    )
 
 
 def barrier(smem: cute.Pointer, first: int, index: Any) -> cute.Pointer:
