@@ -1,86 +1,189 @@
-"""The engines of the manifest. Named by ``cudnn_plugin.toml``; imports the core alone.
+"""The engines of the manifest: one for each generation of matrix instructions. Named by ``cudnn_plugin.toml``.
 
-The kernels are not written yet: ``check_support`` always declines, and names what will still be true when they exist. Those
-reasons follow from the hardware: how TMA addresses memory and which operand layouts ``wgmma`` reads.
+A graph is supported if ``lower`` makes a program of it, the launch's rules admit its sizes and strides, and at least one
+configuration has a layout: the very functions that ``build_plan`` uses, so that the two can't disagree. Nothing here imports the DSL
+before a plan is built.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from cudnn_core import BuildError, Declined, checks
+from cudnn_core import BuildError, Decline, Declined, Estimate, PlanConfig, Support, checks
+
+from .config import TileConfig
+from .facts import ArchFacts, arch_facts
+from .launch import broken, layout_words, rules
+from .layout import LayoutError, plan_layout
+from .lower import Lowered, lower, transposed_bytes
+from .ops import REDUCTIONS
+from .select import Shape, choose, coefficients, machine, predict_us, work
 
 if TYPE_CHECKING:
-    from cudnn_core import CompiledPlan, ExecutionContext, FrozenGraph, FrozenTensor, PlanConfig
+    from cudnn_core import CompiledPlan, DeviceInfo, ExecutionContext, FrozenGraph
+
+    from .binding import Binding
+    from .ir import Program
+    from .plan import GemmPlan
 
 __all__ = ["Sm90Wgmma", "Sm100Tcgen05"]
 
-TMA_ALIGNMENT = 16  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalStrides
-ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
+ERRORS = "calibration/errors.json"  # of the estimates, by architecture
 
 
-class _Planned:
-    """An engine without kernels; ``k_major_only`` are the data types whose operands must be contiguous along K."""
+class _Gemm:
+    """What the engines share. ``mma`` is the matrix instruction; ``sm`` and ``knobs`` are as in the manifest."""
 
-    summary = ""
-    k_major_only: frozenset[str] = frozenset()
+    mma = ""
+    sm: tuple[str, ...] = ()
+    knobs: tuple[str, ...] = ()
 
-    def check_support(self, graph: FrozenGraph, ctx: ExecutionContext) -> Declined:
-        c = checks(graph, ctx)
-        c.require(False, "not_implemented", "engine", hint=f"{self.summary}: the kernels are not written yet")
-        c.require(not graph.facts(has_chained_matmuls), "op.pattern", "matmul", "no matmul before its operands")
-        for port, k_axis, tensor in graph.facts(operands_in_memory):
-            bad = unaligned_strides(tensor)
-            c.require(not bad, "layout.alignment", port, {"stride, in bytes, multiple_of": TMA_ALIGNMENT}, bad)
-            k_major = tensor.dtype not in self.k_major_only or tensor.stride[k_axis] == 1
-            c.require(k_major, "layout.order", port, f"stride 1 along K for {tensor.dtype}", list(tensor.stride))
-        return Declined(tuple(c.declines))
+    def check_support(self, graph: FrozenGraph, ctx: ExecutionContext) -> Support | Declined:
+        verdicts: dict[Any, Support | Declined] = graph.facts(_Verdicts)
+        key = (self.mma, ctx.device)
+        found = verdicts.get(key)
+        if found is None:
+            found = verdicts[key] = self._verdict(graph, ctx)
+        return found
+
+    def estimate(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> Estimate | None:
+        """The model's time of a graph with fixed sizes; None for one that is not supported."""
+        lowered, facts = graph.facts(lower), self._facts(ctx.device)
+        if lowered.program is None or lowered.binding is None or facts is None:
+            return None
+        c = coefficients(facts.target, facts.mma)
+        shape = _shape(graph, lowered.binding)
+        gpu = machine(ctx.device, facts, c)
+        us = predict_us(work(lowered.program), shape, TileConfig.from_knobs(config.knobs), gpu, c)
+        calibrated = Path(__file__).with_name("calibration").joinpath("errors.json").is_file()
+        return Estimate(us, "model", ERRORS) if calibrated else Estimate(us)
 
     def build_plan(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> CompiledPlan:
-        raise BuildError(f"{self.summary}: the kernels are not written yet")
+        """Compile for ``ctx.device``, present or not. Raises BuildError, also for knobs that can't be honoured exactly."""
+        from .compile import compiled
+        from .plan import GemmPlan
+
+        facts = self._facts(ctx.device)
+        if facts is None:
+            raise BuildError(f"there are no kernels for {ctx.device!r}")
+        tile = TileConfig.from_knobs(config.knobs)
+        program, binding = _program_of(graph.facts(lower), tile)
+        try:
+            layout = plan_layout(program, tile, facts)
+        except LayoutError as error:
+            decline = _decline(error, graph.facts(lower))
+            raise BuildError(f"these knobs don't fit the graph: {decline}", decline=decline) from error
+        plan = GemmPlan(program, binding, tile, compiled(program, tile, layout, facts, config.engine))
+        return _ready(plan, ctx.device)
+
+    def load_plan(
+        self, header: dict[str, Any], payloads: dict[str, bytes], graph: FrozenGraph, ctx: ExecutionContext
+    ) -> CompiledPlan:
+        from .plan import restored
+
+        plan = restored(header, payloads, ctx.device.arch, lambda tile: _program_of(graph.facts(lower), tile))
+        return _ready(plan, ctx.device)
+
+    def _facts(self, device: DeviceInfo) -> ArchFacts | None:
+        facts = arch_facts(device)
+        return facts if facts is not None and facts.mma == self.mma else None
+
+    def _verdict(self, graph: FrozenGraph, ctx: ExecutionContext) -> Support | Declined:
+        c = checks(graph, ctx)
+        lowered = graph.facts(lower)
+        c.declines.extend(lowered.declines)
+        on_gpu = c.device("cuda") and c.sm(*self.sm)
+        facts = self._facts(ctx.device)
+        program, binding = lowered.program, lowered.binding
+        if program is None or binding is None or not on_gpu or facts is None:
+            return c.result(Support(()))
+        words = layout_words(binding, graph.operands)
+        for rule, value in broken(rules(program), words):
+            c.require(False, rule.code, lowered.subjects.get(rule.subject, rule.subject), rule.expected, value)
+        if self.mma == "wgmma":
+            for subject in transposed_bytes(lowered):
+                c.require(False, "layout.order", subject, "stride 1 along K: wgmma transposes 16-bit operands alone")
+        if c.declines:
+            return c.result(Support(()))
+        found = choose(program, _shape(graph, binding), facts, ctx.device)
+        if isinstance(found, LayoutError):
+            return Declined((_decline(found, lowered),))
+        configs = tuple(PlanConfig("", choice.config.knobs(self.knobs)) for choice in found)
+        return Support(configs, workspace=0, notes=_notes(program))
 
 
-class Sm90Wgmma(_Planned):
-    summary = "wgmma for Hopper"
-    # PTX ISA, wgmma.mma_async: 16-bit operands may be transposed by the instruction, 8-bit ones may not.
-    k_major_only = frozenset({"fp8_e4m3", "fp8_e5m2", "int8"})
+class Sm90Wgmma(_Gemm):
+    """wgmma: Hopper."""
 
-
-class Sm100Tcgen05(_Planned):
-    summary = "tcgen05 for Blackwell and Rubin"
-
-
-class MatmulOperand(NamedTuple):
-    port: str
-    k_axis: int
-    tensor: FrozenTensor
-
-
-def operands_in_memory(graph: FrozenGraph) -> tuple[MatmulOperand, ...]:
-    """The operands that the matmuls read from memory."""
-    return tuple(
-        MatmulOperand(port, axis, node.inputs[port])
-        for node in graph.nodes
-        if node.op == "matmul"
-        for port, axis in (("A", -1), ("B", -2))
-        if node.inputs[port].role != "virtual"
+    mma = "wgmma"
+    sm = ("90a",)
+    knobs = (
+        "tile_m",
+        "tile_n",
+        "tile_k",
+        "cluster_m",
+        "cluster_n",
+        "split_k",
+        "swap_ab",
+        "stages",
+        "schedule",
+        "raster",
     )
 
 
-def unaligned_strides(tensor: FrozenTensor) -> list[int]:
-    """Strides, in bytes, that a tensor map can't hold. Runtime strides are checked when a kernel is bound."""
-    size = ELEMENT_BYTES.get(tensor.dtype, TMA_ALIGNMENT)
-    strides = [s for extent, s in zip(tensor.dim, tensor.stride, strict=True) if extent != 1 and s != 1]
-    return [stride * size for stride in strides if isinstance(stride, int) and stride * size % TMA_ALIGNMENT]
+class Sm100Tcgen05(_Gemm):
+    """tcgen05: Blackwell and Rubin."""
+
+    mma = "tcgen05"
+    sm = ("100f",)
+    knobs = (
+        "tile_m",
+        "tile_n",
+        "tile_k",
+        "cluster_m",
+        "cluster_n",
+        "split_k",
+        "swap_ab",
+        "stages",
+        "cta_group",
+        "raster",
+    )
 
 
-def has_chained_matmuls(graph: FrozenGraph) -> bool:
-    """Whether an operand of a matmul comes from another matmul: that is a second GEMM, not a prologue."""
-    after_matmul: set[int] = set()
-    for node in graph.nodes:
-        follows = any(tensor.index in after_matmul for tensor in node.inputs.values())
-        if follows and node.op == "matmul":
-            return True
-        if follows or node.op == "matmul":
-            after_matmul.update(tensor.index for tensor in node.outputs.values())
-    return False
+class _Verdicts(dict[Any, Any]):
+    """Answers by engine and device, kept with the graph's other facts; made empty."""
+
+    def __init__(self, graph: FrozenGraph) -> None:
+        super().__init__()
+
+
+def _program_of(lowered: Lowered, tile: TileConfig) -> tuple[Program, Binding]:
+    """A graph's program and binding as the kernel sees them. Raises BuildError if there are none."""
+    program, binding = lowered.program, lowered.binding
+    if program is None or binding is None:
+        raise BuildError("; ".join(map(str, lowered.declines)), decline=lowered.declines[0])
+    return (program.swapped(), binding.swapped()) if tile.swap_ab else (program, binding)
+
+
+def _shape(graph: FrozenGraph, binding: Binding) -> Shape:
+    """The sizes, of runtime ones the hint."""
+    fixed = graph.at(graph.hint_sizes())
+    return Shape(**binding.sizes([operand.dim for operand in fixed.operands]))
+
+
+def _notes(program: Program) -> frozenset[str]:
+    """Floats that several CTAs add up come in any order; minima, maxima and integers don't mind."""
+    loose = (r for r in program.reductions if r.dtype != "int32" and REDUCTIONS[r.mode].combine not in ("min", "max"))
+    return frozenset({"cuda_graph"} if any(loose) else {"cuda_graph", "deterministic"})
+
+
+def _decline(error: LayoutError, lowered: Lowered) -> Decline:
+    return Decline(error.code, lowered.subjects.get(error.subject.lower(), error.subject), error.expected, error.actual)
+
+
+def _ready(plan: GemmPlan, device: DeviceInfo) -> GemmPlan:
+    """For a device that is here, link the object now: the first run should not pay for it."""
+    if not device.synthetic:
+        plan.function()
+    return plan

@@ -1,0 +1,113 @@
+"""The plan that the engines build: a compiled kernel, and how its arguments follow from operands. Imported by ``engines``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cudnn_core import BuildError
+
+from .compile import CompiledKernel, Function, load, toolchain
+from .config import TileConfig
+from .ir import Program
+from .launch import Launcher
+
+if TYPE_CHECKING:
+    from cudnn_core import Artifact, ExecutionContext, HostBlock, Operand, Runner, VariantPack
+
+    from .binding import Binding
+
+__all__ = ["GemmPlan", "restored"]
+
+SCHEMA = 1
+_BOUND_LIMIT = 64
+# What an object needs of the machine that loads it: the runtime that it calls.
+_RUNTIME = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
+
+
+class GemmPlan:
+    """A compiled kernel with its launcher. Immutable but for caches; runs from many threads.
+
+    program, binding   as the kernel sees them: with ``config.swap_ab``, both swapped
+    """
+
+    workspace_size = 0  # split-K adds up through distributed shared memory
+
+    def __init__(self, program: Program, binding: Binding, config: TileConfig, kernel: CompiledKernel) -> None:
+        self.program, self.config, self.kernel = program, config, kernel
+        self.artifacts: tuple[Artifact, ...] = (kernel.artifact,)
+        self._launcher = Launcher(program, binding, self.function)
+        self._bound: dict[tuple[Operand, ...], Runner] = {}
+
+    def function(self) -> Function:
+        """The loaded host function. Raises BuildError."""
+        return load(self.kernel)
+
+    def bind(self, layout: tuple[Operand, ...]) -> Runner:
+        return self._launcher.bind(layout)
+
+    def execute(self, pack: VariantPack, ctx: ExecutionContext) -> None:
+        runner = self._bound.get(pack.operands)
+        if runner is None:
+            runner = self.bind(pack.operands)
+            if len(self._bound) >= _BOUND_LIMIT:
+                self._bound.clear()
+            self._bound[pack.operands] = runner
+        runner(pack.pointers, ctx.workspace, ctx.stream)
+
+    def host_arguments(self, artifact: Artifact, pack: VariantPack, workspace: int) -> tuple[HostBlock, None]:
+        """What an executor passes to the host function: the argument words and a null stream."""
+        given = workspace if self.workspace_size else 0
+        return self._launcher.host_block(pack.operands, pack.pointers, given), None
+
+    def serialize(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        kernel = self.kernel
+        header = {
+            "schema": SCHEMA,
+            "program": self.program.canonical(),
+            "config": asdict(self.config),
+            "name": kernel.name,
+            "arch": kernel.arch,
+            "entry": kernel.entry,
+            "runtime": _runtime(),
+        }
+        return header, {"object": kernel.object, "cubin": kernel.cubin, "ptx": kernel.ptx.encode()}
+
+
+def restored(
+    header: Mapping[str, Any],
+    payloads: Mapping[str, bytes],
+    arch: str,
+    program_of: Callable[[TileConfig], tuple[Program, Binding]],
+) -> GemmPlan:
+    """The plan of ``GemmPlan.serialize``; ``program_of`` says what the graph is under a configuration.
+
+    Raises BuildError for another format, architecture, program or runtime.
+    """
+    try:
+        if header["schema"] != SCHEMA:
+            raise BuildError(f"a plan of schema {header['schema']!r}, and this version reads {SCHEMA}")
+        config = TileConfig(**header["config"])
+        kernel = CompiledKernel(
+            header["name"], header["arch"], header["entry"], payloads["cubin"], payloads["ptx"].decode(), payloads["object"]
+        )  # fmt: skip
+        stated, runtime = header["program"], header["runtime"]
+    except (KeyError, TypeError, UnicodeDecodeError) as error:
+        raise BuildError(f"not a plan of this plugin: {type(error).__name__}: {error}") from error
+    program, binding = program_of(config)
+    for what, have, want in (
+        ("architecture", kernel.arch, arch),
+        ("program", stated, program.canonical()),
+        ("runtime", runtime, _runtime()),
+    ):
+        if have != want:
+            raise BuildError(f"the plan's kernel is of another {what}: {have}, not {want}")
+    if kernel.cubin not in kernel.object:
+        raise BuildError("the plan's object does not hold its cubin")
+    return GemmPlan(program, binding, config, kernel)
+
+
+def _runtime() -> dict[str, str]:
+    versions = toolchain()
+    return {dist: versions.get(dist, "") for dist in _RUNTIME}

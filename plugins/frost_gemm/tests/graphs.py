@@ -1,0 +1,37 @@
+"""Graphs that several tests use."""
+
+from __future__ import annotations
+
+import cudnn_core
+
+
+def matmul(
+    dtype="bfloat16", m=64, n=128, k=256, batch=1, b_k_major=True, out="bfloat16", a_stride=None, b_stride=None, compute="",
+    c_stride=None, b_dtype="",
+):  # fmt: skip
+    """(graph, product): A [batch, m, k] x B [batch, k, n], B contiguous along K unless told otherwise."""
+    compute = compute or ("int32" if dtype == "int8" else "float32")
+    g = cudnn_core.Graph(io_data_type=dtype, intermediate_data_type=compute, compute_data_type=compute)
+    a = g.tensor(dim=(batch, m, k), stride=a_stride, name="A")
+    stride = b_stride or ((n * k, 1, k) if b_k_major else None)
+    b = g.tensor(dim=(batch, k, n), stride=stride, name="B", data_type=b_dtype or dtype)
+    c = g.matmul(A=a, B=b)
+    if c_stride:
+        c.set_stride(c_stride)
+    return g, c.set_data_type(out)
+
+
+def plain(*args, **fields):
+    """The product alone."""
+    g, c = matmul(*args, **fields)
+    c.set_output(True).set_name("C")
+    return g
+
+
+def bias_relu(*args, **fields):
+    """relu(A B + bias)."""
+    g, c = matmul(*args, **{"out": "float32", **fields})
+    bias = g.tensor(dim=(1, 1, c.get_dim()[-1]), name="bias", data_type="bfloat16")
+    y = g.relu(g.add(c, bias))
+    y.set_output(True).set_name("Y").set_data_type("bfloat16")
+    return g
