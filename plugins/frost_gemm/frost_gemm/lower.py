@@ -182,6 +182,7 @@ class _Lowering:
             if (
                 not self.c.require(covers, "op.pattern", subject, shown(values.frame.dim), shown(tensor.dim))
                 or values.refs[tensor.index] == NOTHING
+                or tensor.dtype not in BITS  # declined where it was made
             ):
                 continue
             dense(self.c, subject, tensor)

@@ -81,6 +81,7 @@ def test_int8_goes_where_the_matrix_unit_multiplies_it(device, state):
         (lambda: plain("int8", out="int32", b_k_major=False), "H200", {("layout.order", "B")}),
         (lambda: plain("fp8_e4m3", b_k_major=False), "B200", set()),
         (lambda: plain("fp8_e4m3", b_dtype="fp8_e5m2"), "H200", set()),
+        (lambda: plain("fp8_e5m2", out="fp8_e8m0"), "H200", {("dtype.unsupported", "C")}),
         (lambda: plain(b_dtype="float16"), "H200", {("dtype.mixed", "B")}),
         (lambda: plain(a_stride=(64 * 512, 512, 2)), "H200", {("layout.order", "A")}),
         (lambda: plain(batch=2, a_stride=(4, 256, 1)), "H200", {("layout.alignment", "A.stride")}),
