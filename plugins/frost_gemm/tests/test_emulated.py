@@ -1,0 +1,135 @@
+"""The whole way without a GPU: a graph in JSON, ``cudnn-core run --executor emulator``, the numbers checked against the reference.
+
+Every run fails on a finding of the emulator too: a race, an access out of bounds, a barrier that nobody completes.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from graphs import bias_relu, matmul, plain
+
+import cudnn_core
+from cudnn_core._cli import main
+
+pytest.importorskip("cutlass")
+pytest.importorskip("ptx_emulator")
+
+ENGINES = {"H200": "frost_gemm:sm90_wgmma", "B200": "frost_gemm:sm100_tcgen05"}
+DEVICES = {"H200": "H200", "B200": "B200", "B300": "B200", "R200": "B200"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("CUDNN_CORE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "frost cache"))
+
+
+@pytest.fixture
+def emulated(tmp_path, capsys):
+    """Runs a graph on the emulator; the report of ``cudnn-core run --json``."""
+
+    def run(graph, device, knobs=None, sizes=()):
+        path = tmp_path / "graph.json"
+        path.write_text(graph.to_json())
+        engine = ENGINES[DEVICES[device]]
+        arguments = ["run", str(path), "--executor", "emulator", "--device", device, "--json"]
+        for size in sizes:
+            arguments += ["--size", size]
+        with cudnn_core.configure(engine={engine: {"knobs": knobs or {}}}):
+            status = main(arguments)
+        shown = capsys.readouterr()
+        assert status == 0, shown.err + shown.out
+        report = json.loads(shown.out)
+        assert report["engine"] == f"{engine}@1"
+        assert report["ok"]
+        assert {name: report["knobs"][name] for name in knobs or {}} == (knobs or {})
+        return report
+
+    return run
+
+
+@pytest.mark.parametrize("device", ["H200", "B200"])
+def test_bias_and_relu_of_a_ragged_product(emulated, device):
+    report = emulated(bias_relu(m=24, n=40, k=72), device)
+    (output,) = report["outputs"]
+    assert output["shape"] == [1, 24, 40]
+
+
+WIDE = {"tile_m": 128, "tile_n": 64}
+SETTINGS = {
+    "H200 pingpong": ("H200", {"tile_m": 64, "tile_n": 32, "schedule": "pingpong"}),
+    "H200 swapped": ("H200", {"tile_m": 64, "tile_n": 32, "swap_ab": True}),
+    "H200 split": ("H200", {"tile_m": 64, "tile_n": 32, "split_k": 2}),
+    "H200 cluster": ("H200", {"tile_m": 64, "tile_n": 32, "cluster_m": 2, "cluster_n": 2}),
+    "H200 two warpgroups": ("H200", WIDE),
+    "B200 one CTA": ("B200", WIDE),
+    "B200 pair": ("B200", {"tile_m": 256, "tile_n": 64, "cta_group": 2, "cluster_m": 2}),
+    "B200 swapped": ("B200", {**WIDE, "swap_ab": True}),
+    "B200 split": ("B200", {**WIDE, "split_k": 2}),
+    "B200 cluster": ("B200", {**WIDE, "cluster_m": 2, "cluster_n": 2}),
+    "B300": ("B300", WIDE),
+    "R200": ("R200", WIDE),
+}
+
+
+@pytest.mark.L2
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_change_the_kernel_and_not_the_numbers(emulated, name):
+    device, knobs = SETTINGS[name]
+    emulated(bias_relu(m=136, n=72, k=200), device, knobs)
+
+
+def _taps():
+    g, c = matmul(m=40, n=48, k=64, out="float32")
+    c.set_output(True).set_name("C")
+    gate = g.swish(c, swish_beta=1.5)
+    y = g.mul(gate, g.tensor(dim=(1, 40, 48), name="residual", data_type="bfloat16"))
+    y.set_output(True).set_name("Y").set_data_type("bfloat16")
+    g.reduction(y, mode="AMAX", out_dims=(1, 1, 1)).set_output(True).set_data_type("float32")
+    return g
+
+
+def _scaled():
+    g, c = matmul("fp8_e4m3", m=33, n=48, k=128, out="float32")
+    scale = g.tensor(dim=(1, 1, 1), name="alpha", data_type="float32", is_pass_by_value=True)
+    rows = g.tensor(dim=(1, 33, 1), name="row scale", data_type="float32")
+    y = g.mul(g.mul(c, scale), rows)
+    y.set_output(True).set_data_type("bfloat16")
+    return g
+
+
+def _gate_and_up():
+    g = cudnn_core.Graph(io_data_type="bfloat16", intermediate_data_type="float32", compute_data_type="float32")
+    x = g.tensor(dim=(1, 24, 64), name="x")
+    gate, up = (g.matmul(x, g.tensor(dim=(1, 64, 40), stride=(64 * 40, 1, 64), name=name)) for name in ("Wg", "Wu"))
+    y = g.mul(g.swish(gate), up)
+    y.set_output(True).set_data_type("bfloat16")
+    return g
+
+
+GRAPHS = {
+    "taps and amax": _taps,
+    "fp8 with scales": _scaled,
+    "gate and up": _gate_and_up,
+    "int8": lambda: plain("int8", m=20, n=32, k=96, out="int32"),
+    "float16 row-major B": lambda: plain("float16", m=24, n=40, k=72, b_k_major=False),
+    "column-major A and C": lambda: plain(m=24, n=40, k=72, a_stride=(24 * 72, 1, 24), c_stride=(24 * 40, 1, 24)),
+    "batch of three": lambda: bias_relu(m=24, n=40, k=72, batch=3),
+    "padded output": lambda: plain(m=24, n=40, k=72, c_stride=(24 * 41, 41, 1)),
+}
+
+
+@pytest.mark.L2
+@pytest.mark.parametrize("device", ["H200", "B200"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_of_every_class(emulated, name, device):
+    emulated(GRAPHS[name](), device)
+
+
+@pytest.mark.L2
+@pytest.mark.parametrize("device", ["H200", "B200"])
+def test_one_kernel_serves_every_size(emulated, device):
+    m = cudnn_core.Dim("m", min=1, max=256)
+    for rows in (1, 65):
+        emulated(bias_relu(m=m, n=40, k=72), device, sizes=[f"m={rows}"])
