@@ -412,8 +412,23 @@ def _pairs(one: Operation, bits: int) -> Operation:
     return views
 
 
+def _mixed(op: str, root: str, mods: list[str]) -> Operation:
+    """add, sub and fma of f16 or bf16 with an f32 last source and result (ISA 9.7.5): one rounding, to f32."""
+    if root not in ("add", "sub", "fma") or mods[-1] not in ("f16", "bf16"):
+        raise UnsupportedError(op)
+    one, read = _binary(op, root, "f32", mods[:-1]), _reader(mods[-1], False)
+
+    def run(a: Sequence[Array]) -> Array:
+        wide = [read(v).astype(np.float32).view(np.uint32) for v in a[:-1]]
+        return np.asarray(one([*wide, a[-1]]))
+
+    return run
+
+
 def float_operation(op: str, root: str, mods: list[str]) -> Operation:
     kind = mods[-1]
+    if any(m in DTYPES for m in mods[:-1]):
+        return _mixed(op, root, mods)
     if kind in ("f16x2", "bf16x2", "f32x2"):
         return _pairs(float_operation(op, root, [*mods[:-1], kind[:-2]]), 32 if kind == "f32x2" else 16)
     if kind not in DTYPES:

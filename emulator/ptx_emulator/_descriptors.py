@@ -169,8 +169,7 @@ def _shape_problem(desc: InstructionDescriptor, cta_group: int, ws: bool) -> str
     elif cta_group == 1 and desc.kind == "i8":
         legal = m in (64, 128) and 8 <= n <= 256 and (n % 16 == 0 or (m == 64 and n in (8, 24)))
     elif cta_group == 1:
-        step = 8 if m == 64 else 16
-        legal = m in (64, 128) and n % step == 0 and step <= n <= 256
+        legal = m in (64, 128) and n % 8 == 0 and 8 <= n <= 256
     else:
         step = 32 if desc.kind == "i8" else 16
         legal = m in (128, 256) and n % step == 0 and step <= n <= 256

@@ -4,9 +4,10 @@ All functions return read-only integer index arrays, cached. A "fragment" is (ro
 elements of a lane in register order, low bits of a register first.
 Sources: PTX ISA 9.7.14.5 (mma, ldmatrix, stmatrix), 9.7.15.5 (wgmma), 9.7.16.8 and 9.7.16.10.5 (tcgen05); the figures of
 the ISA are read through CUTLASS' copy and fragment traits, which state the same maps as layouts. mma, wgmma and the
-m8n8 forms of ldmatrix and stmatrix agree with an H200 (tests/test_h200_matrix.py).
-Inferred: `ldmatrix .m16n16.trans.b8` (from the traits' composition only) and the scale-factor positions of K = 96 (bytes
-run on into the next 4-column group, as CUTLASS tiles the factors of its sm_103 kernel) and of K = 128 (the same).
+m8n8 forms of ldmatrix and stmatrix agree with an H200 (tests/test_h200_matrix.py); the m16n8 and m16n16 forms are those
+of CuTe DSL's atoms, by which a public attention kernel gives the right numbers.
+Inferred: the scale-factor positions of K = 96 (bytes run on into the next 4-column group, as CUTLASS tiles the factors
+of its sm_103 kernel) and of K = 128 (the same).
 """
 
 from __future__ import annotations
@@ -109,8 +110,7 @@ def ldmatrix_map(shape: str, num: int, trans: bool, bits: int) -> Fragment:
         return _pair(8 * i + row, 2 * column + 0 * i)
     if shape == "m16n16" and bits == 8 and trans:
         i, e = np.arange(2 * num)[None, :, None], np.arange(4)[None, None, :]
-        row = 16 * (i >> 1) + 4 * (lane % 4) + 2 * (i & 1) + (e & 1)
-        return _pair(row, lane // 4 + 8 * (e >> 1) + 0 * i)
+        return _pair(16 * (i >> 1) + 4 * (lane % 4) + e, lane // 4 + 8 * (i & 1) + 0 * e)
     raise ValueError(f"ldmatrix {shape} b{bits}{' trans' if trans else ''}")
 
 

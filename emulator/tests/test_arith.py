@@ -122,6 +122,27 @@ def test_f32x2_works_on_both_halves():
     assert operation("mul.f32x2")([a, b]).view(np.float32).tolist() == [3.0, -8.0]
 
 
+@pytest.mark.parametrize("narrow", ["f16", "bf16"])
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+def test_mixed_precision_sums_round_once_to_f32(narrow, mode):
+    rng = np.random.default_rng(5)
+    codes = rng.integers(0, 0x7800, (2, 400)).astype(np.uint16) | rng.integers(0, 2, (2, 400)).astype(np.uint16) << 15
+    a, b = decode(codes, narrow).astype(np.float64)
+    c = (rng.standard_normal(400) * 10.0 ** rng.integers(-6, 6, 400)).astype(np.float32)
+    exact = {
+        "add": [Fraction(x) + Fraction(float(z)) for x, z in zip(a, c, strict=True)],
+        "sub": [Fraction(x) - Fraction(float(z)) for x, z in zip(a, c, strict=True)],
+        "fma": [Fraction(x) * Fraction(y) + Fraction(float(z)) for x, y, z in zip(a, b, c, strict=True)],
+    }
+    for root, values in exact.items():
+        sources = [*(codes[: 2 if root == "fma" else 1]), c.view(np.uint32)]
+        got = operation(f"{root}.{mode}.f32.{narrow}")(sources)
+        assert got.dtype == np.uint32
+        for i, value in enumerate(values):
+            if abs(value) < Fraction(2) ** 127:
+                assert float(got.view(np.float32)[i]) == _round_fraction(value, mode), (root, i)
+
+
 def test_three_input_minimum_and_maximum():
     x, y, z = (np.array(v, np.float32).view(np.uint32) for v in ([1, np.nan], [5, 2], [-3, 7]))
     assert operation("max.f32")([x, y, z]).view(np.float32).tolist() == [5, 7]
@@ -170,7 +191,9 @@ def test_scalars_broadcast_with_lanes():
     assert operation("setp.lt.s32")([lanes, np.uint32(4)]).sum() == 4
 
 
-@pytest.mark.parametrize("op", ["add.b7", "foo.u32", "sqrt.f32", "setp.zz.u32", "cvt.u32.u8", "add", "mul.s32"])
+@pytest.mark.parametrize(
+    "op", ["add.b7", "foo.u32", "sqrt.f32", "setp.zz.u32", "cvt.u32.u8", "add", "mul.s32", "min.f32.f16", "add.f16.f32"]
+)
 def test_unknown_forms_are_refused(op):
     with pytest.raises(UnsupportedError):
         operation(op)

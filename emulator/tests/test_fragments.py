@@ -94,6 +94,16 @@ def test_ldmatrix_feeds_mma_operands(num):
     np.testing.assert_array_equal(trans_offset // 2, source % 8)
 
 
+@pytest.mark.parametrize("num", [1, 2])
+def test_ldmatrix_b8_gives_the_b_operands_of_two_8_bit_mma_a_matrix(num):
+    source, offset = ldmatrix_map("m16n16", num, True, 8)
+    rows, columns = mma_fragment("m16n8k16", "b", 8)
+    assert source.shape == (32, 2 * num, 4)
+    for register in range(2 * num):
+        np.testing.assert_array_equal(source[:, register], rows + 16 * (register // 2))
+        np.testing.assert_array_equal(offset[:, register], columns + 8 * (register % 2))
+
+
 def test_stmatrix_b8_stores_the_transposed_accumulator_tile():
     lane, offset = stmatrix_map("m16n8", 1, True, 8)
     rows, columns = mma_fragment("m16n8k16", "c", 32)

@@ -273,7 +273,9 @@ def test_illegal_instructions_are_named():
     desc = InstructionDescriptor("f16", 128, 128, 16, "f16", "f16", "f32")
     assert instruction_problems(desc) == []
     assert instruction_problems(desc._replace(m=64, n=8)) == []
-    assert "M=128 N=8" in instruction_problems(desc._replace(n=8))[0]
+    assert instruction_problems(desc._replace(n=8)) == []
+    assert "M=128 N=12" in instruction_problems(desc._replace(n=12))[0]
+    assert "N=24" in instruction_problems(desc._replace(m=256, n=24), cta_group=2)[0]
     assert "M=256" in instruction_problems(desc._replace(m=256))[0]
     assert instruction_problems(desc._replace(m=256), cta_group=2) == []
     assert "bf16" in instruction_problems(desc._replace(a_format="bf16", accumulator="f16"))[0]

@@ -70,6 +70,17 @@ def test_wgmma_without_proxy_fence_is_found():
     assert kinds(wgmma(fence="")[2]) == {"proxy_fence"}
 
 
+def test_a_wgmma_is_complete_for_its_whole_warpgroup():
+    """Its wait orders what the other warps read: thread t writes over row 63 - t / 2 of A."""
+    store = " sub.u32 %r30, 127, %r1; shl.b32 %r30, %r30, 4; add.u32 %r30, %r2, %r30; st.shared.b32 [%r30+1024], %r1;"
+    wait_group = "wgmma.wait_group.sync.aligned 0;"
+    for seed in range(4):
+        got, expected, report = wgmma(waiting=wait_group + store, seed=seed)
+        assert (got == expected).all()
+        assert not report.findings
+    assert "race" in kinds(wgmma(waiting=store + wait_group)[2])
+
+
 def test_accumulators_used_before_the_wait_are_found():
     got, expected, report = wgmma(waiting="")
     assert "uncommitted" in kinds(report)
@@ -94,7 +105,8 @@ COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 
 
 
 def tcgen05(idesc=IDESC, columns=32, fence="fence.proxy.async.shared::cta;", commit=COMMIT, waiting=None, lane_shift=21, dealloc=True,
-            enable=0, init="mbarrier.init.shared.b64 [%r2], 1; fence.mbarrier_init.release.cluster;", early="", **options):  # fmt: skip
+            enable=0, init="mbarrier.init.shared.b64 [%r2], 1; fence.mbarrier_init.release.cluster;", early="", a_operand="%rd6", before="",
+            **options):  # fmt: skip
     a, b, d = numbers(128, 16), numbers(16, 16), np.full((128, 16), np.nan, np.float32)
     code = encode_instruction(idesc)
     high = (128 >> 4) << 16 | (256 >> 4) << 32 | 1 << 46
@@ -108,10 +120,10 @@ def tcgen05(idesc=IDESC, columns=32, fence="fence.proxy.async.shared::cta;", com
  shr.u32 %r20, %r1, 5; setp.ne.u32 %p4, %r20, 0; setp.ne.u32 %p5, %r1, 0; @%p4 bra ALLOCATED;
  tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2+16], {columns};
 ALLOCATED: @%p5 bra READY; {init}
-READY: bar.sync 0; ld.shared.b32 %r21, [%r2+16]; @%p5 bra WAIT;
+READY: bar.sync 0; ld.shared.b32 %r21, [%r2+16]; {before} @%p5 bra WAIT;
  add.u32 %r10, %r2, 1024; bfe.u32 %r10, %r10, 4, 14; cvt.u64.u32 %rd6, %r10; or.b64 %rd6, %rd6, {high};
  add.u32 %r11, %r2, 5120; bfe.u32 %r11, %r11, 4, 14; cvt.u64.u32 %rd7, %r11; or.b64 %rd7, %rd7, {high};
- setp.ne.u32 %p6, {enable}, 0; tcgen05.mma.cta_group::1.kind::f16 [%r21], %rd6, %rd7, {code}, %p6;
+ setp.ne.u32 %p6, {enable}, 0; tcgen05.mma.cta_group::1.kind::f16 [%r21], {a_operand}, %rd7, {code}, %p6;
  {commit}
 WAIT: {wait("%r2", 0, "W") if waiting is None else waiting}
  bar.sync 0; shl.b32 %r22, %r20, {lane_shift}; add.u32 %r22, %r21, %r22;
@@ -161,7 +173,7 @@ def test_tcgen05_without_proxy_fence_is_found():
     assert "proxy_fence" in kinds(tcgen05(fence="")[2])
 
 
-@pytest.mark.parametrize("change", [{"n": 24}, {"m": 192}, {"a_format": "bf16", "accumulator": "f16"}])
+@pytest.mark.parametrize("change", [{"n": 264}, {"m": 192}, {"a_format": "bf16", "accumulator": "f16"}])
 def test_an_illegal_instruction_descriptor_is_found(change):
     assert "descriptor" in kinds(tcgen05(IDESC._replace(**change))[2])
 
@@ -172,6 +184,25 @@ def test_allocation_after_the_permit_was_given_up_is_found():
     assert not kinds(launch(body.format(""), shared=16))
     again = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32; ld.shared.b32 %r3, [%r2]; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 32;"
     assert kinds(launch(body.format(again), shared=16)) == {"tensor_memory"}
+
+
+# every thread stores its row of A to columns 16 to 23 of tensor memory
+A_IN_TENSOR_MEMORY = """
+ and.b32 %r60, %r1, 7; shl.b32 %r60, %r60, 4; shr.u32 %r61, %r1, 3; shl.b32 %r61, %r61, 8; add.u32 %r60, %r60, %r61;
+ cvt.u64.u32 %rd20, %r60; add.s64 %rd20, %rd1, %rd20;
+ ld.global.v4.b32 {%r62, %r63, %r64, %r65}, [%rd20]; ld.global.v4.b32 {%r66, %r67, %r68, %r69}, [%rd20+128];
+ shl.b32 %r70, %r20, 21; add.u32 %r70, %r21, %r70; add.u32 %r24, %r21, 16;
+ tcgen05.st.sync.aligned.32x32b.x8.b32 [%r70+16], {%r62, %r63, %r64, %r65, %r66, %r67, %r68, %r69};
+ tcgen05.wait::st.sync.aligned;"""
+
+
+def test_tensor_memory_needs_no_proxy_fence_but_a_barrier():
+    """tcgen05.st is not a generic-proxy write that the matrix engine would see through the async proxy."""
+    for strict in (False, True):
+        got, expected, report = tcgen05(before=A_IN_TENSOR_MEMORY + "bar.sync 0;", a_operand="[%r24]", strict=strict)
+        assert (got == expected).all()
+        assert not report.findings
+    assert kinds(tcgen05(before=A_IN_TENSOR_MEMORY, a_operand="[%r24]", seed=3)[2]) >= {"race"}
 
 
 def test_tensor_memory_store_and_load_round_trip():

@@ -78,11 +78,14 @@ def _operands(instr: Instruction, ctx: Context) -> list[int]:
     kind = type_of(instr)
     dtype = DTYPES[kind]
     wide = {"u32": np.uint64, "s32": np.uint64, "u16": np.uint32, "s16": np.uint32}.get(kind)
+    mixed = kind in ("f16", "bf16") and "f32" in instr.modifiers  # add.f32.f16: the last source is f32
     out = []
     for number, operand in enumerate(instr.operands[1:], 1):
         use: Any = dtype
         if "wide" in instr.modifiers and number == 3:
             use = wide
+        if mixed and number == len(instr.operands) - 1:
+            use = np.uint32
         if instr.opcode in ("shl", "shr") and number == 2:
             use = np.uint32
         if instr.opcode in ("bfe", "bfi", "shf", "bmsk", "szext") and isinstance(operand, Imm) and number >= 2:

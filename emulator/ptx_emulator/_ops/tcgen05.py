@@ -337,7 +337,7 @@ def _st(instr: Instruction, ctx: Context) -> Run:
         check(w)
         access = w.access(instr)._replace(generic=False)  # tensor memory has one proxy
         if strict:
-            access = _engine(w, instr)._replace(generic=True)
+            access = _engine(w, instr)
             w.local["tcgen05.st"] = access.clock
         lane, start, ok = _place(w, address(w), height, columns, packed, instr, True, access)
         if not ok:

@@ -1,7 +1,9 @@
 """wgmma: warpgroup matrix multiply with operands in shared memory or registers (PTX ISA 9.7.16).
 
 Contract: each warp of the group computes its 16 rows of D. An operation is checked at issue and writes its
-accumulators when the schedule completes it; operations of a warp complete in order. Using an accumulator register
+accumulators when the schedule completes it; operations of a warp complete in order. The operation is the warpgroup's:
+wait_group returns when all warps of the group have done their parts of it, and orders what they read before what follows
+(public attention kernels write their results over operands of the other warps). Using an accumulator register
 between the issue and the wait_group that covers it is an `uncommitted` finding (the translator adds the check to the
 instructions that use such registers). So is an operation that no wgmma.fence precedes; a strict run takes the ISA
 (9.7.16.7.1) at its word and reports every operation on registers that others used since the last fence, of which
@@ -32,13 +34,14 @@ _NAMES = {"f32": "f32", "f16": "f16", "s32": "s32"}
 
 
 class _Groups:
-    """wgmma groups of a warp: the open one and the committed ones, by the operations still in flight."""
+    """wgmma groups of a warp: the open one and the committed ones, as numbers of operations (from 1)."""
 
     def __init__(self) -> None:
         self.open: list[int] = []
         self.committed: list[list[int]] = []
-        self.done: set[int] = set()
-        self.pending: dict[int, int] = {}  # register slot -> clock of the last operation that writes it
+        self.pending: dict[int, int] = {}  # register slot -> number of the last operation that writes it
+        self.clocks: list[int] = []  # of all operations, in order
+        self.completed = 0
 
 
 def _groups(w: Any) -> _Groups:
@@ -47,6 +50,11 @@ def _groups(w: Any) -> _Groups:
         groups = w.local["wgmma"] = _Groups()
         w.pending = groups.pending
     return groups  # type: ignore[no-any-return]
+
+
+def _warpgroup(w: Any) -> list[Any]:
+    first = w.index - w.index % 4
+    return list(w.cta.warps[first : first + 4])
 
 
 def _wgmma(instr: Instruction, ctx: Context) -> Run:
@@ -83,17 +91,20 @@ def _wait(instr: Instruction, ctx: Context) -> Run:
     def run(w: Any) -> Any:
         groups = _groups(w)
         count = max(len(groups.committed) - keep, 0)
-        clocks = [c for group in groups.committed[:count] for c in group]
-        if any(c not in groups.done for c in clocks):
-            w.wait = Wait(lambda: all(c in groups.done for c in clocks), lambda: f"{count} wgmma groups of {w.name}")
+        number = max((n for group in groups.committed[:count] for n in group), default=0)
+        if not number:
+            del groups.committed[:count]
+            return None
+        parts = [(warp, _groups(warp)) for warp in _warpgroup(w)]
+        if any(part.completed < number for _, part in parts):
+            w.wait = Wait(lambda: all(part.completed >= number for _, part in parts),
+                          lambda: f"{count} wgmma groups of {w.name} and its warpgroup")  # fmt: skip
             return BLOCK
         del groups.committed[:count]
-        if clocks:
-            w.known[:, w.engine] = np.maximum(w.known[:, w.engine], max(clocks))
-            last = max(clocks)
-            for slot in [s for s, c in groups.pending.items() if c <= last]:
-                del groups.pending[slot]
-            groups.done.difference_update(clocks)
+        for warp, part in parts:
+            w.known[:, warp.engine] = np.maximum(w.known[:, warp.engine], part.clocks[number - 1])
+        for slot in [s for s, n in groups.pending.items() if n <= number]:
+            del groups.pending[slot]
         return None
 
     return run
@@ -183,11 +194,12 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
                 out = np.ascontiguousarray(out.T)
                 for i, s in enumerate(slots):
                     w.regs[s] = out[i]
-            groups.done.add(clock)
+            groups.completed += 1
 
-        groups.open.append(clock)
+        groups.clocks.append(clock)
+        groups.open.append(len(groups.clocks))
         for s in slots:
-            groups.pending[s] = clock
+            groups.pending[s] = len(groups.clocks)
         w.cta.cluster.queue.post(complete, f"wgmma of {who}", instr, ("wgmma", w.engine))
 
     return run
