@@ -57,7 +57,7 @@ def _shape(shape: str) -> tuple[int, int, int]:
 def mma_fragment(shape: str, operand: str, bits: int) -> Fragment:
     """(rows, columns) of mma.sync m16n8kK (and m8n8k4 f64): operand "a" [m, k], "b" [k, n], "c" or "d" [m, n].
 
-    bits is the element's width in a register: 4, 8, 16, 32 (64 for m8n8k4).
+    bits is the element's width in a register: 4, 8, 16, 32, 64. The stored half of a sparse A lies as an A of half the k.
     """
     m, n, k = _shape(shape)
     g: Array = LANES[:, None] // 4
@@ -72,8 +72,10 @@ def mma_fragment(shape: str, operand: str, bits: int) -> Fragment:
     if operand in ("c", "d"):
         i = np.arange(m * n // 32)[None, :]
         return _pair(g + 8 * (i >> 1 & 1) + 0 * t, 8 * (i >> 2) + 2 * t + (i & 1))
-    per = 32 // bits
     e: Array = np.arange((m if operand == "a" else n) * k // 32)[None, :]
+    if bits == 64:
+        return _pair(g + 8 * (e & 1), t + 4 * (e >> 1)) if operand == "a" else _pair(t + 4 * e, g + 0 * e)
+    per = 32 // bits
     register: Array = e // per
     position: Array = e % per
     if operand == "a":

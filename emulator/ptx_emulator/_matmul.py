@@ -23,7 +23,7 @@ INTEGERS: dict[str, Any] = {"s8": np.int8, "u8": np.uint8}
 
 
 def decode_elements(data: Array, name: str, container_bits: int = 0) -> Array:
-    """Bytes [rows, kbytes] of an operand to values [rows, k]: float32, or int32 for s8 and u8.
+    """Bytes [rows, kbytes] of an operand to values [rows, k]: float32, float64 for f64, int32 for s8 and u8.
 
     container_bits 8 for 4- and 6-bit types in shared memory of the f8f6f4 kinds: 16 elements packed at the start of
     every 16 bytes, the rest padding (ISA 9.7.16.10.4.4). 0: as wide as the type, 4-bit types two a byte, low half first.
@@ -36,8 +36,8 @@ def decode_elements(data: Array, name: str, container_bits: int = 0) -> Array:
     read = decode_function(name)
     if bits == 16:
         return read(data.view(np.uint16))
-    if bits == 32:
-        return read(data.view(np.uint32))
+    if bits >= 32:
+        return read(data.view(np.uint32 if bits == 32 else np.uint64))
     if bits == 8:
         return read(data)
     rows = data.shape[0]
@@ -72,8 +72,7 @@ def decompress(data: Array, bits: int) -> Array:
 def decode_unpacked(data: Array, name: str) -> Array:
     """As `decode_elements`, for narrow types one a byte: tensor memory and registers of the f8f6f4 kinds.
 
-    6-bit types fill the low bits, e2m1 the bits 2 to 5 (ISA 9.7.14.5 for mma.sync; the figures for tensor memory are read
-    the same way, an inference).
+    6-bit types fill the low bits, e2m1 the bits 2 to 5: stated for mma.sync (ISA 9.7.14.5.14), inferred for tensor memory.
     """
     bits = FORMATS[name].bits if name in FORMATS else 8
     if bits == 4:
@@ -97,7 +96,7 @@ def accumulate(
     b_scale: Array | None = None,
     saturate: bool = False,
 ) -> Array:
-    """kind is the accumulator: "f32" and "f16" (float32 result holding f16 values) or "s32" (int32 result)."""
+    """kind is the accumulator: "f32" and "f16" (float32 result holding f16 values), "f64" or "s32" (int32 result)."""
     if kind == "s32":
         # products of 8-bit numbers over k <= 2^20 terms are exact in float64, which multiplies on BLAS
         total = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.int64)
@@ -113,6 +112,8 @@ def accumulate(
         total = left @ right.T
         if c is not None:
             total = total + c
+        if kind == "f64":
+            return np.asarray(total)
         result = total.astype(np.float32)
         return total.astype(np.float16).astype(np.float32) if kind == "f16" else result
 

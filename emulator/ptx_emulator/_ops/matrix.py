@@ -1,25 +1,40 @@
 """Warp-level matrix instructions: ldmatrix, stmatrix, movmatrix, mma.sync (PTX ISA 9.7.15).
 
-Contract: element places come from `_fragments`, arithmetic from `_matmul`. Sparse and block-scaled mma.sync are not
-covered.
+Contract: element places come from `_fragments`, arithmetic from `_matmul`, sparsity from `_sparsity`. Not covered: 4-bit
+and 1-bit integers, m8n8 shapes other than that of f64, f64 with a rounding other than to nearest.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._findings import UnsupportedError
 from .._fragments import ldmatrix_map, mma_fragment, stmatrix_map
-from .._matmul import accumulate, decode_elements
-from .._ptx import Instruction
+from .._matmul import accumulate, decode_elements, decode_unpacked, expand_scales
+from .._ptx import Imm, Instruction, Operand
+from .._sparsity import expand, illegal, metadata, selectors
 from .._translate import Context, Run
 from .memory import load_bytes, store_bytes
 
 __all__ = ["TABLE"]
 
-_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "f64": 64}
+# bits of an element in a register; the f8f6f4 kinds put 4- and 6-bit ones into bytes
+_BITS = {
+    "f16": 16,
+    "bf16": 16,
+    "tf32": 32,
+    "e4m3": 8,
+    "e5m2": 8,
+    "e3m2": 8,
+    "e2m3": 8,
+    "e2m1": 4,
+    "s8": 8,
+    "u8": 8,
+    "f64": 64,
+}
+_RESULTS: dict[str, Any] = {"f32": np.float32, "s32": np.int32, "f16": np.float16, "f64": np.float64}
 
 
 def _form(instr: Instruction) -> tuple[str, int, bool, int, str]:
@@ -88,44 +103,135 @@ def _movmatrix(instr: Instruction, ctx: Context) -> Run:
     return run
 
 
-def _mma(instr: Instruction, ctx: Context) -> Run:
+class _Types(NamedTuple):
+    """Types of an mma: result, A, B, accumulator, scales ("" without)."""
+
+    d: str
+    a: str
+    b: str
+    c: str
+    scale: str
+
+
+def _types(instr: Instruction) -> _Types:
+    """The types, refused where this module has no arithmetic for them."""
     words = instr.modifiers
-    types = [m for m in words if m in _BITS or m in ("f32", "s32")]
-    if "sp" in words or "block_scale" in words or len(types) != 4 or "f64" in types:
+    known = [m for m in words if m in _BITS or m in _RESULTS]
+    scale = next((m for m in words if m in ("ue8m0", "ue4m3")), "")
+    if len(known) != 4 or ("block_scale" in words) != (scale != ""):
         raise UnsupportedError(instr.op, instr.line)
+    types = _Types(known[0], known[1], known[2], known[3], scale)
+    if types.a not in _BITS or types.b not in _BITS or types.c not in _RESULTS or types.d not in _RESULTS:
+        raise UnsupportedError(instr.op, instr.line)
+    if any(m in words for m in ("rz", "rm", "rp", "xor", "and")):
+        raise UnsupportedError(instr.op, instr.line)
+    return types
+
+
+def _scale_reader(instr: Instruction, ctx: Context, data: Operand, select: Operand, rows: int, count: int) -> Any:
+    """Scale codes [rows, count]: A's from a pair of lanes of each quad, B's from one lane (ISA 9.7.14.3)."""
+    slot, (byte, thread) = ctx.slot(data, np.uint32, instr), ctx.vector(select)
+    byte_of, thread_of = ctx.uniform(byte, np.uint16, instr), ctx.uniform(thread, np.uint16, instr)
+
+    def read(w: Any) -> Any:
+        first, which = byte_of(w), thread_of(w)
+        if first % count or first + count > 4 or which >= (2 if rows == 16 else 4):
+            w.machine.findings.add("descriptor", f"byte {first} and thread {which} do not select {count} scale factors",
+                                   instr, (w.name,))  # fmt: skip
+            first, which = 0, 0
+        words = np.ascontiguousarray(w.regs[slot]).reshape(8, 4)
+        words = words[:, 2 * which : 2 * which + 2].T.reshape(16) if rows == 16 else words[:, which]
+        return np.ascontiguousarray(words).view(np.uint8).reshape(rows, 4)[:, first : first + count]
+
+    return read
+
+
+def _sparse(instr: Instruction, ctx: Context, rest: list[Operand], k: int, bits: int) -> Any:
+    """Reader of the metadata codes [16, chunks] of mma.sp: the register, then the selector."""
+    slot, selector = ctx.slot(rest.pop(0), np.uint32, instr), rest.pop(0)
+    if not isinstance(selector, Imm):
+        raise UnsupportedError(instr.op, instr.line, "sparsity selector")
+    ordered, value = "sp::ordered_metadata" in instr.modifiers, selector.value
+    if value >= selectors(k, bits):
+        raise UnsupportedError(instr.op, instr.line, f"sparsity selector {value}")
+
+    def read(w: Any) -> Any:
+        codes = metadata(w.regs[slot], k, bits, value)
+        problem = illegal(codes, bits, ordered)
+        if problem:
+            w.machine.findings.add("descriptor", problem, instr, (w.name,))
+        return codes
+
+    return read
+
+
+def _mma(instr: Instruction, ctx: Context) -> Run:
+    """mma{.sp}.sync, block-scaled kinds included (9.7.14.5, 9.7.14.6)."""
+    words, types = instr.modifiers, _types(instr)
     shape = next(m for m in words if m[0] == "m" and "n" in m)
-    m, rest = shape[1:].split("n")
-    n, k = (int(v) for v in rest.split("k"))
-    d_type, a_type, b_type, c_type = types
-    bits = _BITS[a_type]
-    if shape.startswith("m8"):
+    m, rest_ = shape[1:].split("n")
+    n, k = (int(v) for v in rest_.split("k"))
+    rows = int(m)
+    if rows == 8 and types.a != "f64":
         raise UnsupportedError(instr.op, instr.line)
-    places = {name: mma_fragment(shape, name, bits if name in "ab" else 32) for name in "abcd"}
+    narrow = any(w in ("kind::f8f6f4", "kind::mxf8f6f4") for w in words)
+    bits = 8 if narrow else _BITS[types.a]
+    decode: Any = decode_unpacked if narrow else decode_elements
+    sparse = any(w in ("sp", "sp::ordered_metadata") for w in words)
+    stored = k // 2 if sparse else k
+    places = {
+        "a": mma_fragment(f"m{rows}n{n}k{stored}", "a", bits), "b": mma_fragment(shape, "b", bits),
+        "c": mma_fragment(shape, "c", 64 if rows == 8 else 32), "d": mma_fragment(shape, "d", 64 if rows == 8 else 32),
+    }  # fmt: skip
     writers = [ctx.writer(o, instr) for o in ctx.vector(instr.operands[0])]
-    a_slots, b_slots, c_slots = ([ctx.slot(o, np.uint32, instr) for o in ctx.vector(v)] for v in instr.operands[1:4])
-    part: Any = {8: np.uint8, 16: np.uint16, 32: np.uint32}[bits]
-    views: dict[str, Any] = {"f32": np.float32, "s32": np.int32, "f16": np.float16}
+    wide: Any = np.uint64 if types.a == "f64" else np.uint32
+    a_slots, b_slots, c_slots = ([ctx.slot(o, wide, instr) for o in ctx.vector(v)] for v in instr.operands[1:4])
+    rest = list(instr.operands[4:])
+    codes = _sparse(instr, ctx, rest, k, 4 if bits == 4 else bits) if sparse else None
+    vector, lines = _scale_vector(words), (16, n) if types.scale else ()
+    readers = [_scale_reader(instr, ctx, rest.pop(0), rest.pop(0), count, k // vector) for count in lines]
+    if rest:
+        raise UnsupportedError(instr.op, instr.line, "operands")
+    part: Any = {4: np.uint8, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]
     check, saturate = ctx.require_warp(instr), "satfinite" in words
+
+    def matrix(w: Any, slots: list[int], place: Any, shape_: tuple[int, int], dtype: Any) -> Any:
+        raw = np.stack([w.regs[s] for s in slots], axis=1)
+        values = raw.view(dtype)
+        if bits == 4 and dtype is part:  # two elements a byte
+            values = np.stack((values & 15, values >> 4), axis=-1).reshape(32, -1)
+        out = np.zeros(shape_, dtype)
+        out[place] = values
+        return out
+
+    def operand(raw: Any, name: str) -> Any:
+        if bits == 4:
+            return decode_elements(raw[:, 0::2] | raw[:, 1::2] << 4, name)
+        return decode(np.ascontiguousarray(raw).view(np.uint8), name)
 
     def run(w: Any) -> None:
         check(w)
-
-        def matrix(slots: list[int], place: Any, shape_: tuple[int, int], dtype: Any) -> Any:
-            out = np.zeros(shape_, dtype)
-            out[place] = np.stack([w.regs[s] for s in slots], axis=1).view(dtype)
-            return out
-
-        a = decode_elements(matrix(a_slots, places["a"], (int(m), k), part).view(np.uint8), a_type)
-        raw = matrix(b_slots, places["b"], (k, n), part)
-        b = decode_elements(np.ascontiguousarray(raw.T).view(np.uint8), b_type)
-        c = matrix(c_slots, places["c"], (int(m), n), views[c_type])
-        c = c if c_type == "s32" else c.astype(np.float32)
-        result = accumulate(a, b, c, d_type, saturate=saturate)[places["d"]]
-        out = np.ascontiguousarray(result.astype(np.float16) if d_type == "f16" else result).view(np.uint32)
+        a = operand(matrix(w, a_slots, places["a"], (rows, stored), part), types.a)
+        if codes is not None:
+            a = expand(a, codes(w), bits)
+        b = operand(np.ascontiguousarray(matrix(w, b_slots, places["b"], (k, n), part).T), types.b)
+        c = matrix(w, c_slots, places["c"], (rows, n), _RESULTS[types.c])
+        c = c.astype(np.float32) if types.c == "f16" else c
+        factors = [expand_scales(np.ascontiguousarray(read(w)), types.scale, vector) for read in readers]
+        left, right = factors if factors else (None, None)
+        result = accumulate(a, b, c, types.d, left, right, saturate)[places["d"]]
+        out = np.ascontiguousarray(result.astype(np.float16) if types.d == "f16" else result).view(wide)
         for i, write in enumerate(writers):
             write(w, np.ascontiguousarray(out[:, i]))
 
     return run
+
+
+def _scale_vector(words: tuple[str, ...]) -> int:
+    """Elements per scale factor of a block-scaled mma."""
+    if "kind::mxf8f6f4" in words or "scale_vec::2X" in words or "kind::mxf4" in words:
+        return 32
+    return 16
 
 
 TABLE = {"ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "movmatrix": _movmatrix, "mma": _mma}
