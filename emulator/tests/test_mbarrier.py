@@ -91,7 +91,7 @@ def test_phases_alternate():
     out = np.zeros(1, np.uint32)
     body = """
  ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; setp.ne.u32 %p1, %r1, 0; @%p1 ret;
- mbarrier.init.shared.b64 [%r2], 1; mov.b32 %r5, 0; mov.b32 %r6, 0;
+ mbarrier.init.shared.b64 [%r2], 1; mov.b32 %r5, 0; mov.b32 %r6, 0; mov.b32 %r8, 0;
 L: mbarrier.arrive.shared.b64 %rd3, [%r2]; mbarrier.test_wait.parity.shared.b64 %p2, [%r2], %r5; selp.b32 %r7, 1, 0, %p2; add.u32 %r6, %r6, %r7;
  mbarrier.test_wait.shared.b64 %p3, [%r2], %rd3; selp.b32 %r7, 10, 0, %p3; add.u32 %r6, %r6, %r7;
  xor.b32 %r5, %r5, 1; add.u32 %r8, %r8, 1; setp.lt.u32 %p4, %r8, 5; @%p4 bra L;

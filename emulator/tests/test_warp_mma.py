@@ -227,3 +227,56 @@ def test_metadata_that_name_an_element_twice_are_found():
     images = [np.zeros((32, count), np.uint32) for count in (2, 2, 4, 1)]
     text = "mma.sp::ordered_metadata.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {0}, {1}, {2}, {3}, {4}, 0;"
     assert kinds(run(text, np.zeros((32, 4), np.uint32), images)) == {"descriptor"}
+
+
+# a warpgroup copies A and B (core matrices of 8 rows by 16 bytes, along K first) to shared memory and multiplies
+WGMMA = """
+ ld.param.u64 %rd1, [image]; ld.param.u64 %rd2, [meta]; ld.param.u64 %rd3, [d]; ld.param.u64 %rd9, [a]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem;
+ mul.lo.u32 %r3, %r1, 16;
+FILL: setp.ge.u32 %p1, %r3, {size}; @%p1 bra FILLED; cvt.u64.u32 %rd4, %r3; add.s64 %rd5, %rd1, %rd4; ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%rd5];
+ add.u32 %r8, %r2, %r3; st.shared.v4.b32 [%r8], {{%r4, %r5, %r6, %r7}}; add.u32 %r3, %r3, 2048; bra FILL;
+FILLED: fence.proxy.async.shared::cta; bar.sync 0; mul.wide.u32 %rd4, %r1, 4; add.s64 %rd5, %rd2, %rd4; ld.global.b32 %r20, [%rd5];
+ mul.wide.u32 %rd4, %r1, 16; add.s64 %rd9, %rd9, %rd4; ld.global.v4.b32 {{%r24, %r25, %r26, %r27}}, [%rd9];
+ bfe.u32 %r10, %r2, 4, 14; cvt.u64.u32 %rd6, %r10; or.b64 %rd6, %rd6, {high_a}; add.u32 %r11, %r2, {b_start}; bfe.u32 %r11, %r11, 4, 14; cvt.u64.u32 %rd7, %r11;
+ or.b64 %rd7, %rd7, {high_b}; mov.pred %p3, 0; wgmma.fence.sync.aligned;
+ wgmma.mma_async.sp.sync.aligned.m64n8k{k}.{result}.{name}.{name} {{{accumulators}}}, {a}, %rd7, %r20, {selector}, %p3{flags};
+ wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; add.s64 %rd8, %rd3, %rd4; st.global.v4.{stype} [%rd8], {{{accumulators}}};
+"""
+
+
+def core_matrices(raw):
+    return raw.reshape(len(raw) // 8, 8, -1, 16).transpose(0, 2, 1, 3).reshape(-1)
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16", "tf32", "s8", "u8", "e4m3", "e5m2"])
+@pytest.mark.parametrize("in_registers", [False, True])
+def test_sparse_wgmma(name, in_registers):
+    bits = {"f16": 16, "bf16": 16, "tf32": 32}.get(name, 8)
+    k, rng = 64 * 8 // bits, np.random.default_rng(7)
+    (a, left), (b, right) = small(rng, (64, k // 2), name), small(rng, (8, k), name)
+    raw_a, raw_b = np.ascontiguousarray(a).view(np.uint8), np.ascontiguousarray(b).view(np.uint8)
+    image = np.concatenate((core_matrices(raw_a), core_matrices(raw_b)))
+    whole = name in ("s8", "u8")
+    for selector in range(16 // (k // (2 if bits == 32 else 4))):
+        codes, where = sparse(rng, 64, k, bits)
+        dense = np.zeros((64, k))
+        np.put_along_axis(dense, where, left, axis=1)
+        meta = np.concatenate([meta_words(rng, codes[16 * w : 16 * w + 16], selector, bits) for w in range(4)])
+        registers = np.concatenate(
+            [held(a[16 * w : 16 * w + 16], mma_fragment(f"m16n8k{k // 2}", "a", bits)) for w in range(4)]
+        )
+        d = np.zeros((128, 4), np.int32 if whole else np.float32)
+        high = [128 >> 4 << 16 | 8 * row >> 4 << 32 for row in (raw_a.shape[1], raw_b.shape[1])]
+        flags = "" if whole else ", 1, 1" + ("" if bits != 16 else ", 0" if in_registers else ", 0, 0")
+        body = WGMMA.format(size=image.size, b_start=raw_a.size, high_a=high[0], high_b=high[1], k=k, result="s32" if whole else "f32",
+                            name=name, selector=selector, flags=flags, stype="b32" if whole else "f32",
+                            a="{%r24, %r25, %r26, %r27}" if in_registers else "%rd6",
+                            accumulators=", ".join(f"%{'r' if whole else 'f'}{i}" for i in range(30, 34)))  # fmt: skip
+        report = launch(body, [image, meta, d, registers], ".param .u64 image, .param .u64 meta, .param .u64 d, .param .u64 a",
+                        block=128, target="sm_90a", shared=image.size, outputs=[d])  # fmt: skip
+        assert not report.findings
+        rows, columns = mma_fragment("m16n8k16", "c", 32)
+        got = np.zeros((64, 8), d.dtype)
+        for warp in range(4):
+            got[16 * warp + rows, columns] = d[32 * warp : 32 * warp + 32]
+        np.testing.assert_array_equal(got, dense @ right.T)

@@ -23,6 +23,7 @@ from .._layout import decode_wgmma, gather_operand, matrix_problems, operand_chu
 from .._matmul import accumulate, decode_elements
 from .._ptx import Imm, Instruction, Reg, Vec
 from .._schedule import Wait
+from .._sparsity import expand, illegal, metadata, selectors
 from .._tcgen05 import report_once
 from .._translate import Context, Run
 from .._warp import BLOCK
@@ -71,7 +72,7 @@ def _wgmma(instr: Instruction, ctx: Context) -> Run:
         return commit
     if action == "wait_group":
         return _wait(instr, ctx)
-    if action == "mma_async" and "sp" not in instr.modifiers:
+    if action == "mma_async":
         return _mma(instr, ctx)
     raise UnsupportedError(instr.op, instr.line)
 
@@ -110,6 +111,23 @@ def _wait(instr: Instruction, ctx: Context) -> Run:
     return run
 
 
+def _sparse(instr: Instruction, ctx: Context, k: int, bits: int) -> Any:
+    """Reader of the metadata codes [16, chunks] of a warp's rows; operands 3 and 4 are the register and the selector."""
+    slot, selector = ctx.slot(instr.operands[3], np.uint32, instr), instr.operands[4]
+    if not isinstance(selector, Imm) or selector.value >= selectors(k, bits):
+        raise UnsupportedError(instr.op, instr.line, "sparsity selector")
+    value = selector.value
+
+    def read(w: Any) -> Any:
+        codes = metadata(w.regs[slot], k, bits, value)
+        problem = illegal(codes, bits, True)
+        if problem:
+            w.machine.findings.add("descriptor", problem, instr, (w.name,))
+        return codes
+
+    return read
+
+
 def _mma(instr: Instruction, ctx: Context) -> Run:
     words = instr.modifiers
     shape = next(m for m in words if m.startswith("m64n"))
@@ -119,6 +137,11 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
     bits = _BITS[a_type]
     kbytes = k * bits // 8
     operands = instr.operands
+    sparse = _sparse(instr, ctx, k, bits) if "sp" in words else None
+    stored = k
+    if sparse is not None:
+        operands, stored = operands[:3] + operands[5:], k // 2
+    a_kbytes = stored * bits // 8
     if not isinstance(operands[0], Vec):
         raise UnsupportedError(instr.op, instr.line)
     slots = [o.slot for o in operands[0].items if isinstance(o, Reg)]
@@ -137,7 +160,7 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
     halves = accumulator == "f16"
     if len(slots) != n // (4 if halves else 2):
         raise UnsupportedError(instr.op, instr.line, f"{len(slots)} accumulators")
-    a_place = mma_fragment(f"m16n8k{k}", "a", bits) if in_registers else None
+    a_place = mma_fragment(f"m16n8k{stored}", "a", bits) if in_registers else None
     check, findings, saturate = ctx.require_warp(instr), ctx.machine.findings, "satfinite" in words
     count, strict = findings.count, ctx.machine.strict
 
@@ -159,15 +182,16 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
         if a_desc is not None:
             a = decode_wgmma(a_desc(w))
             ok &= report_once(
-                findings, matrix_problems(a, 64, kbytes, a_major, bits, "wgmma"), "descriptor of A", instr, who
+                findings, matrix_problems(a, 64, a_kbytes, a_major, bits, "wgmma"), "descriptor of A", instr, who
             )
         if ok:
             ok &= region.check_chunks(operand_chunks(b, n, kbytes, b_major, bits).reshape(-1), 16, access, False)
             if a is not None:
-                chunks = operand_chunks(a, 64, kbytes, a_major, bits)
+                chunks = operand_chunks(a, 64, a_kbytes, a_major, bits)
                 chunks = chunks[quarter] if a_major == "K" else chunks
                 ok &= region.check_chunks(chunks.reshape(-1), 16, access, False)
         held = np.stack([w.regs[s] for s in a_slots], axis=1) if in_registers else None
+        codes = sparse(w) if sparse is not None else None
         adds = bool(enable(w)[w.lead])
         count("flops.wgmma", 2 * 16 * n * k)
 
@@ -175,11 +199,13 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
             if ok:
                 right = decode_elements(gather_operand(region.data, b, n, kbytes, b_major, bits), b_type)
                 if held is not None and a_place is not None:
-                    raw: Any = np.zeros((16, k), {8: np.uint8, 16: np.uint16, 32: np.uint32}[bits])
+                    raw: Any = np.zeros((16, stored), {8: np.uint8, 16: np.uint16, 32: np.uint32}[bits])
                     raw[a_place] = held.view(raw.dtype)
                     left = decode_elements(raw.view(np.uint8), a_type)
                 else:
-                    left = decode_elements(gather_operand(region.data, a, 64, kbytes, a_major, bits)[quarter], a_type)
+                    left = decode_elements(gather_operand(region.data, a, 64, a_kbytes, a_major, bits)[quarter], a_type)
+                if codes is not None:
+                    left = expand(left, codes, bits)
                 left, right = left * a_sign if a_sign != 1 else left, right * b_sign if b_sign != 1 else right
                 c: Any = None
                 if adds:
