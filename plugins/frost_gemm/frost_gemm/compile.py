@@ -42,6 +42,7 @@ DSL = "nvidia-cutlass-dsl"
 TOOLCHAIN = (DSL, f"{DSL}-libs-base", f"{DSL}-libs-core", f"{DSL}-libs-cu12", f"{DSL}-libs-cu13", "apache-tvm-ffi")
 
 _ELF = b"\x7fELF"
+_SAID = 400  # characters of a compiler's message that an error repeats
 _CUBIN_ABI_8 = 8  # EI_ABIVERSION of CUDA 13: the SM is in bits 8 to 15 of e_flags; before, in bits 0 to 7
 # The DSL keeps the function that is traced, its options and its kernel counter on one object of the process.
 _dsl_lock = threading.Lock()
@@ -202,7 +203,7 @@ def _load(code: bytes, name: str) -> Function:
         try:
             function: Function = runtime.load_module(str(path), enable_tvm_ffi=True)[name]
         except Exception as error:
-            raise BuildError(f"the object of {name} can't be loaded: {_first_line(error)}") from error
+            raise BuildError(f"the object of {name} can't be loaded: {_said(error)}") from error
     return function
 
 
@@ -225,7 +226,7 @@ def _compile(kernel: Any, name: str, target: str) -> CompiledKernel:
             function.export_to_c(str(path), function_name=name)
             cubin, ptx, code = function.__cubin__, function.__ptx__, path.read_bytes()
         except Exception as error:  # the DSL's errors have no common base, and a refused option is a plain ValueError
-            raise BuildError(f"{name} does not compile for {target}: {_first_line(error)}") from error
+            raise BuildError(f"{name} does not compile for {target}: {_said(error)}") from error
     # A failed ptxas can leave the dump's path in place of the bytes.
     if not isinstance(cubin, bytes) or not isinstance(ptx, str) or code[:4] != _ELF:
         raise BuildError(f"{name} does not compile for {target}: ptxas made no cubin")
@@ -260,6 +261,7 @@ def _import(name: str) -> Any:
         raise BuildError(f"{name} can't be imported: {error} (pip install '{DSL}>=4.7')") from error
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+def _said(error: BaseException) -> str:
+    """What an error of the DSL says, on one line: without colours, without advice on its own debugging options."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).partition("suggestion:")[0]
+    return f"{type(error).__name__}: {' '.join(text.split())[:_SAID]}".rstrip(": ")

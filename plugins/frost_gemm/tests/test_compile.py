@@ -185,6 +185,13 @@ def test_a_kernel_that_does_not_trace_is_a_build_error_with_its_reason(cache):
         build(cache, kernel=fake_kernels.Broken)
 
 
+def test_the_compilers_message_is_repeated_on_one_line_without_colours():
+    error = RuntimeError(
+        "\x1b[91merror:\x1b[0m backend failed\n  log: bad ordering\n  \x1b[92msuggestion:\x1b[0m set a path"
+    )
+    assert compiling._said(error) == "RuntimeError: error: backend failed log: bad ordering"
+
+
 def test_an_instruction_of_another_generation_is_a_build_error(cache):
     assert build(cache, "H200", kernel=fake_kernels.OnlyForHopper).arch == "90a"
     with pytest.raises(BuildError, match="does not compile for sm_100a"):

@@ -39,8 +39,8 @@ def emulated(tmp_path, capsys):
         with cudnn_core.configure(engine={engine: {"knobs": knobs or {}}}):
             status = main(arguments)
         shown = capsys.readouterr()
-        assert status == 0, shown.err + shown.out
         report = json.loads(shown.out)
+        assert status == 0, report["error"]["message"] if "error" in report else report["outputs"]
         assert report["engine"] == f"{engine}@1"
         assert report["ok"]
         assert {name: report["knobs"][name] for name in knobs or {}} == (knobs or {})
