@@ -174,3 +174,56 @@ def test_cp_async_ignores_its_source_where_the_predicate_says(width):
     rows = out.reshape(32, -1)
     assert (rows[::2] == values.reshape(32, -1)[::2]).all()
     assert not rows[1::2].any()
+
+
+WIDE = """ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mul.lo.u32 %r3, %r1, 16; cvt.u64.u32 %rd3, %r3;
+ add.s64 %rd4, %rd1, %rd3; add.s64 %rd5, %rd2, %rd3; add.u32 %r2, %r2, %r3; and.b32 %r4, %r1, 3; setp.ne.u32 %p1, %r4, 0;"""
+
+
+def words(rows):
+    return np.random.default_rng(6).integers(0, 1 << 63, (rows, 2)).astype(np.uint64)
+
+
+@pytest.mark.parametrize("order", ["", ".relaxed.gpu"])
+def test_sixteen_bytes_are_loaded_and_stored(order):
+    a, b = words(32), np.zeros((32, 2), np.uint64)
+    shared = "" if order else "st.shared.b128 [%r2], %q0; ld.shared.b128 %q0, [%r2];"
+    body = WIDE + f"@%p1 ld{order}.global.b128 %q0, [%rd4]; {shared} @%p1 st{order}.global.b128 [%rd5], %q0;"
+    report = launch(body, [a, b], POINTERS, shared=512, target="sm_90a")
+    assert not report.findings
+    assert (b == np.where(np.arange(32)[:, None] % 4 != 0, a, 0)).all()
+    odd = launch(WIDE + "ld.global.b128 %q0, [%rd4+8];", [a, b], POINTERS, shared=512, target="sm_90a")
+    assert "misaligned" in kinds(odd)
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_sixteen_bytes_are_exchanged_and_compared(space):
+    a, b, out = words(32), words(32)[::-1].copy(), np.zeros((32, 2), np.uint64)
+    b[::2] = a[::2]  # the comparison succeeds in even lanes
+    before = b.copy()
+    where = "%rd5" if space == "global" else "%r2"
+    setup = "" if space == "global" else "ld.global.b128 %q1, [%rd5]; st.shared.b128 [%r2], %q1;"
+    back = "" if space == "global" else "ld.shared.b128 %q1, [%r2]; st.global.b128 [%rd5], %q1;"
+    body = (
+        WIDE
+        + f"""ld.param.u64 %rd6, [out]; add.s64 %rd6, %rd6, %rd3; ld.global.b128 %q0, [%rd4]; {setup} mov.b64 %rd7, 5; mov.b128 %q1, {{%rd7, %rd7}};
+ atom.{space}.cas.b128 %q0, [{where}], %q0, %q1; st.global.b128 [%rd6], %q0; @!%p1 atom.{space}.exch.b128 %q0, [{where}], %q0; {back}"""
+    )
+    report = launch(body, [a, b, out], POINTERS + ", .param .u64 out", shared=512, target="sm_90a")
+    assert not report.findings
+    assert (out == before).all()  # what was there
+    swapped = np.where(np.arange(32)[:, None] % 2 == 0, 5, before)
+    assert (b == np.where(np.arange(32)[:, None] % 4 == 0, before, swapped)).all()
+
+
+def test_lanes_of_one_instruction_reach_local_and_global_memory():
+    a, b = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    body = (
+        LOAD
+        + """.local .align 4 .b8 stack[8]; mov.u64 %rd6, stack; cvta.local.u64 %rd6, %rd6; ld.global.b32 %r2, [%rd4]; add.u32 %r3, %r2, 100;
+ st.local.b32 [stack], %r3; and.b32 %r4, %r1, 1; setp.eq.u32 %p1, %r4, 1; selp.b64 %rd7, %rd6, %rd4, %p1; ld.b32 %r5, [%rd7];
+ add.s64 %rd6, %rd6, 4; selp.b64 %rd7, %rd6, %rd5, %p1; st.b32 [%rd7], %r5; @%p1 ld.local.b32 %r6, [stack+4]; @%p1 st.global.b32 [%rd5], %r6;"""
+    )
+    report = launch(body, [a, b], POINTERS, target="sm_90a")
+    assert not report.findings
+    assert (b == np.where(a % 2 == 1, a + 100, a)).all()
