@@ -8,7 +8,7 @@ operator takes the predicate as third source; `operation(op, pair=True)` returns
 Immediates of lop3 and prmt modes: `lop3.b32` takes the table as fourth source (scalar or array), `prmt.b32.f4e` is a mode.
 Semantics: ISA 9.7.1 to 9.7.8; every float NaN result is canonical (0x7fffffff, 0x7fff), f64 keeps the operand's.
 `.approx` results are the exact value rounded once: closer to the truth than hardware, within the ISA's error bounds.
-Checked lane by lane against an H200 (tests/data/h200_numerics.npz). Float forms live in `_arith_float`, integer forms in `_arith_integer`; this module dispatches and compares.
+Checked lane by lane against an H200 (tests/data/h200_numerics.xz). Float forms live in `_arith_float`, integer forms in `_arith_integer`; this module dispatches and compares.
 """
 
 from __future__ import annotations

@@ -196,7 +196,14 @@ def _min_max(root: str, kind: str, mods: list[str]) -> Operation:
     read, write = _reader(kind, ftz), _writer(kind)
     low = root == "min"
 
-    function = (np.minimum if low else np.maximum) if propagate else (np.fmin if low else np.fmax)
+    nan_wins = np.minimum if low else np.maximum
+
+    def function(x: Array, y: Array) -> Array:
+        result = nan_wins(x, y)
+        if propagate:
+            return result
+        # not np.fmin: what it makes of a signaling NaN depends on the lane (vector body or scalar tail of its loop)
+        return np.where(np.isnan(x), y, np.where(np.isnan(y), x, result))
 
     def pick(x: Array, y: Array) -> Array:
         result = function(x, y)
@@ -425,8 +432,28 @@ def _mixed(op: str, root: str, mods: list[str]) -> Operation:
     return run
 
 
+def _mixed_pairs(op: str, root: str, mods: list[str]) -> Operation:
+    """The same on pairs, as compilers write it for sm_107: op.f32x2.bf16x2.f32x2 names the types of result, narrow and last source."""
+    types = [m for m in mods if m.endswith("x2")]
+    if types[0] != "f32x2" or types[-1] != "f32x2" or types[1] not in ("f16x2", "bf16x2") or len(types) != 3:
+        raise UnsupportedError(op)
+    one = _mixed(op, root, [*(m for m in mods if m not in types), "f32", types[1][:-2]])
+
+    def run(a: Sequence[Array]) -> Array:
+        halves = []
+        for half in range(2):
+            narrow = [(np.asarray(v) >> 16 * half & 0xFFFF).astype(np.uint16) for v in a[:-1]]
+            last = (np.asarray(a[-1]).astype(np.uint64) >> np.uint64(32 * half) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+            halves.append(one([*narrow, last]).astype(np.uint64))
+        return np.asarray(halves[1] << np.uint64(32) | halves[0])
+
+    return run
+
+
 def float_operation(op: str, root: str, mods: list[str]) -> Operation:
     kind = mods[-1]
+    if kind == "f32x2" and sum(m.endswith("x2") for m in mods) > 1:
+        return _mixed_pairs(op, root, mods)
     if any(m in DTYPES for m in mods[:-1]):
         return _mixed(op, root, mods)
     if kind in ("f16x2", "bf16x2", "f32x2"):

@@ -5,7 +5,7 @@ the registers; wider than the source type is allowed, the low bits are used). Re
 uint16 for 16-bit floats, packed pairs and e2m1x4, else uint32; 8- and 16-bit integers come back sign- or zero-extended
 to 32 bits, so that a narrower register takes the low bits and a wider one the ISA's extension.
 Operand order follows the ISA: the first source is the upper element of a packed result; a scale factor and rbits last.
-Checked against an H200 (tests/data/h200_numerics.npz) where that GPU has the form; the fp6/fp4/ue8m0/x4 forms against
+Checked against an H200 (tests/data/h200_numerics.xz) where that GPU has the form; the fp6/fp4/ue8m0/x4 forms against
 ml_dtypes and the ISA text only. Inferred, without a public statement by NVIDIA: which rbits an x4 element takes (the ISA
 has only a figure; bit order after a public measurement on a B200), ue5m3 (unsigned, converts the magnitude), and
 that -0 under .relu gives +0.

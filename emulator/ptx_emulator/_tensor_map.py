@@ -1,7 +1,7 @@
 """The 128-byte tensor map (CUtensorMap) of TMA: decode, encode, legality.
 
 The layout of the first 64 bytes was measured: 1,095 maps of an H200's driver (tiled and im2col) decode to the arguments
-they were made from, and `encode_tensor_map` gives the same 64 bytes (tests/data/h200_tensor_maps.json). The driver
+they were made from, and `encode_tensor_map` gives the same 64 bytes (tests/data/h200_tensor_maps.json.xz). The driver
 also fills bytes 64-75 with hints; a map that a compiled host function packs leaves them undefined, so they are ignored.
 Type code 11 (packed u4), the swizzle atom (bits 19-20) and bit 1, which is set there and ignored here, were seen in
 maps that CuTe DSL's compiled sm_100 host code packs, and so was code 13 (padded u6). Inferred: code 12 (padded u4, which

@@ -1,32 +1,45 @@
-"""Recorded results of an H200 (driver 580, CUDA 13.0): every opcode of tests/data/h200_numerics.npz on 96 lanes."""
+"""What an H200 returned (driver 580, CUDA 13.0), recorded once: see record_h200.py for how, and to check it on another one.
+
+data/h200_numerics.xz: every opcode on 40 lanes. data/h200_matrix.xz: mma.sync, wgmma, ldmatrix and stmatrix. Each is one
+line of JSON and a blob, compressed.
+"""
 
 import json
+import lzma
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 DATA = Path(__file__).parent / "data"
+LANES = 40
 
 
 @cache
-def _load():
-    with np.load(DATA / "h200_numerics.npz") as stored:
-        return json.loads(stored["index"].tobytes()), stored["blob"].tobytes()
+def load(name):
+    """(index, blob) of a recording."""
+    head, _, blob = lzma.decompress((DATA / f"{name}.xz").read_bytes()).partition(b"\n")
+    return json.loads(head), blob
+
+
+@cache
+def _numerics():
+    index, blob = load("h200_numerics")
+    arrays, at = {}, 0
+    for op, types in index.items():
+        arrays[op] = []
+        for dtype in types:
+            arrays[op].append(np.frombuffer(blob, f"<{dtype}", LANES, at))
+            at += arrays[op][-1].nbytes
+    assert at == len(blob)
+    return arrays
 
 
 def opcodes():
-    return sorted({name.rpartition("|")[0] for name in _load()[0]})
-
-
-def _array(name):
-    index, blob = _load()
-    dtype, offset = index[name]
-    return np.frombuffer(blob, dtype, 96, offset)
+    return sorted(_numerics())
 
 
 def recorded(op):
-    """(sources, result) of an opcode."""
-    index, _ = _load()
-    count = sum(name.startswith(op + "|") and name[-1] != "d" for name in index)
-    return [_array(f"{op}|{i}") for i in range(count)], _array(f"{op}|d")
+    """(sources, result) of an opcode; names end in "/TABLE" where lop3 has its immediate."""
+    *sources, result = _numerics()[op]
+    return sources, result

@@ -49,6 +49,20 @@ def test_operation_equals_the_h200_bit_for_bit(op):
     np.testing.assert_array_equal(result[keep], expected[keep])
 
 
+@pytest.mark.parametrize("op", ["min.f16", "max.f16", "min.bf16", "min.f32", "max.f64"])
+def test_a_number_wins_over_a_signaling_nan_in_every_lane(op):
+    kind = op.partition(".")[2]
+    one, signaling = {
+        "f16": (0x3C00, 0x7C01), "bf16": (0x3F80, 0x7F81), "f32": (0x3F800000, 0x7F800001),
+        "f64": (0x3FF0000000000000, 0x7FF0000000000001),
+    }[kind]  # fmt: skip
+    dtype = {"f32": np.uint32, "f64": np.uint64}.get(kind, np.uint16)
+    for lanes in (1, 3, 8, 33):
+        number, nan = np.full(lanes, one, dtype), np.full(lanes, signaling, dtype)
+        np.testing.assert_array_equal(operation(op)([number, nan]), number)
+        np.testing.assert_array_equal(operation(op)([nan, number]), number)
+
+
 @pytest.mark.parametrize("op", APPROXIMATE)
 def test_approximation_is_within_the_isa_bound_of_the_h200(op):
     sources, expected = recorded(op)
@@ -141,6 +155,21 @@ def test_mixed_precision_sums_round_once_to_f32(narrow, mode):
         for i, value in enumerate(values):
             if abs(value) < Fraction(2) ** 127:
                 assert float(got.view(np.float32)[i]) == _round_fraction(value, mode), (root, i)
+
+
+@pytest.mark.parametrize("narrow", ["f16", "bf16"])
+@pytest.mark.parametrize("root", ["add", "sub", "fma"])
+def test_mixed_precision_pairs_are_two_mixed_precision_sums(narrow, root):
+    rng = np.random.default_rng(6)
+    codes = rng.integers(0, 0x7800, (2, 2)).astype(np.uint16) | rng.integers(0, 2, (2, 2)).astype(np.uint16) << 15
+    last = rng.standard_normal(2).astype(np.float32).view(np.uint32)
+    count = 2 if root == "fma" else 1
+    got = operation(f"{root}.rn.f32x2.{narrow}x2.f32x2")([*codes[:count].view(np.uint32), last.view(np.uint64)])
+    for half in range(2):
+        alone = operation(f"{root}.rn.f32.{narrow}")([*codes[:count, half : half + 1], last[half : half + 1]])
+        assert got.view(np.uint32)[half] == alone[0]
+    with pytest.raises(UnsupportedError):
+        operation(f"{root}.rn.f32x2.f32x2.{narrow}x2.f32x2")
 
 
 def test_three_input_minimum_and_maximum():

@@ -1,5 +1,6 @@
 import itertools
 import json
+import lzma
 import os
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from ptx_emulator._layout import (
 
 MODES = ["none", "32B", "64B", "128B"]
 DRIVER_TYPES = ["u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz"]
-MAPS = json.loads((Path(__file__).parent / "data" / "h200_tensor_maps.json").read_text())
+MAPS = json.loads(lzma.decompress((Path(__file__).parent / "data" / "h200_tensor_maps.json.xz").read_bytes()))
 
 
 @pytest.mark.parametrize("mode", SWIZZLES)

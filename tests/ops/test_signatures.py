@@ -1,6 +1,7 @@
 """Every builder has the frontend's parameters: names, order, defaults and kinds."""
 
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from cudnn_core._ops._schema import REQUIRED
 from cudnn_core._ops._table import all_builders, in_tree
 
-API = json.loads((Path(__file__).parent.parent / "data" / "frontend_api.json").read_text())
+API = json.loads(lzma.decompress((Path(__file__).parent.parent / "data" / "frontend_api.json.xz").read_bytes()))
 
 # (builder, parameter): (the frontend's entry, ours, why)
 DIFFERENCES = {
