@@ -443,8 +443,8 @@ def _mixed_pairs(op: str, root: str, mods: list[str]) -> Operation:
         halves = []
         for half in range(2):
             narrow = [(np.asarray(v) >> 16 * half & 0xFFFF).astype(np.uint16) for v in a[:-1]]
-            last = (np.asarray(a[-1]).astype(np.uint64) >> np.uint64(32 * half) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-            halves.append(one([*narrow, last]).astype(np.uint64))
+            last = np.asarray(a[-1]).astype(np.uint64) >> np.uint64(32 * half) & np.uint64(0xFFFFFFFF)
+            halves.append(one([*narrow, last.astype(np.uint32)]).astype(np.uint64))
         return np.asarray(halves[1] << np.uint64(32) | halves[0])
 
     return run
