@@ -12,7 +12,7 @@ from .tensors import alignment, operand_major, shown
 from .values import Values
 
 if TYPE_CHECKING:
-    from cudnn_core import Checks, FrozenTensor
+    from cudnn_core import Checks, Extent, FrozenTensor
 
 __all__ = ["dense", "matrix"]
 
@@ -24,11 +24,11 @@ STRIDE_LIMIT = 1 << 40  # bytes; CUDA driver API, cuTensorMapEncodeTiled: global
 def matrix(values: Values, side: str, tensor: FrozenTensor, subject: str) -> tuple[int, FrozenTensor] | None:
     """The index of A or B (``side`` "a" or "b") in the program, and the tensor in memory; None if it was declined."""
     c = values.c
-    row, col = (tensor.rank - 2, tensor.rank - 1) if side == "a" else (tensor.rank - 1, tensor.rank - 2)
     found = _prologue(values, tensor, subject)
     if found is None:
         return None
     source, prologue = found
+    row, col = (source.rank - 2, source.rank - 1) if side == "a" else (source.rank - 1, source.rank - 2)
     mma = str(tensor.dtype)
     hint = "set the data type of what the ops before the matmul give" if prologue else ""
     if not c.require(mma in MULTIPLIED, "dtype.unsupported", subject, list(MULTIPLIED), mma, hint):
@@ -83,11 +83,15 @@ def _prologue(values: Values, tensor: FrozenTensor, subject: str) -> tuple[Froze
             found.add(index)
             pending += [item.producer[0] for item in node.inputs.values() if item.producer]
     inputs = [item for index in sorted(found) for item in nodes[index].inputs.values()] or [tensor]
+    shape = _without_leading_ones(tensor.dim)
     sources = {
-        item.index: item for item in inputs if not item.producer and not item.by_value and item.dim == tensor.dim
+        item.index: item
+        for item in inputs
+        if not item.producer and not item.by_value and item.rank > 1 and _without_leading_ones(item.dim) == shape
     }
-    if len(sources) > 1 and all(size == 1 for size in tensor.dim):
-        sources = dict([next(iter(sources.items()))])  # any one of these scalars can be the matrix
+    if len(sources) > 1 and shape == (1, 1):  # the matrix is a scalar, as the others are
+        index = min(sources, key=lambda index: sources[index].dtype not in LOADED)
+        sources = {index: sources[index]}
     if not c.require(len(sources) == 1, "op.pattern", subject, "one tensor in memory", f"{len(sources)} tensors"):
         return None
     (source,) = sources.values()
@@ -98,3 +102,9 @@ def _prologue(values: Values, tensor: FrozenTensor, subject: str) -> tuple[Froze
     if refs[tensor.index] != Ref("val", len(ops) - 1):
         return None  # an op was declined
     return source, tuple(ops)
+
+
+def _without_leading_ones(dim: tuple[Extent, ...]) -> tuple[Extent, ...]:
+    """A matrix's sizes without leading batch axes of one element."""
+    first = next((axis for axis, size in enumerate(dim[:-2]) if size != 1), max(len(dim) - 2, 0))
+    return dim[first:]

@@ -126,7 +126,7 @@ def _reduce(value: Array, mode: str, axes: str) -> Array:
         value = np.abs(value)
     elif how.prepare == "nonzero":
         value = np.where(value == 0, 1, value)
-    function = {"add": np.sum, "mul": np.prod, "min": np.min, "max": np.max}[how.combine]
+    function: Any = {"add": np.sum, "mul": np.prod, "min": np.min, "max": np.max}[how.combine]
     with np.errstate(all="ignore"):
         result = function(value, axis=along, keepdims=True)
     count = int(np.prod([value.shape[axis] for axis in along]))

@@ -647,6 +647,25 @@ def test_a_chain_and_a_value_that_is_used_twice():
     assert p.a[0].prologue[-1].args == (Ref("val", -1), Ref("val", 2))
 
 
+def test_scalars_of_another_rank_do_not_hide_the_matrix():
+    g = new()
+    w = g.tensor((K, N), (1, K), data_type="int8", name="w")
+    scaled = g.mul(w, g.tensor((1, 1, 1), data_type="float32")).set_data_type("bfloat16")
+    done(g.matmul(g.tensor((1, M, K), name="x"), scaled))
+    found = lowered(g)
+    assert [op.name for op in found.program.b[0].prologue] == ["mul"]
+    place = next(place for place in found.binding.places if place.word == "b0")
+    assert (place.rows, place.cols, place.batch) == (1, 0, None)
+
+
+def test_a_matrix_of_one_element_is_told_from_scalars_by_its_type():
+    g = new()
+    scale, w = g.tensor((1, 1, 1), data_type="float32", name="scale"), g.tensor((1, 1, 1), data_type="int8", name="w")
+    done(g.matmul(g.tensor((1, M, 1)), g.mul(scale, w).set_data_type("bfloat16")))
+    p = program(g)
+    assert (p.b[0].dtype, p.aux[0].dtype) == ("int8", "float32")
+
+
 def test_an_identity_to_the_same_type_is_no_prologue():
     assert program(prologue(lambda g, w: g.identity(w))).b[0].prologue == ()
 

@@ -222,13 +222,15 @@ class Draw:
         steps = self.draw(st.integers(0, 2), "prologue ops")
         for _ in range(steps):
             name = self.draw(st.sampled_from(["relu", "abs", "neg", "sigmoid", "mul", "add"]), "prologue op")
-            scalar = [self.scalar()] if name in ("mul", "add") else []
-            x = getattr(self.graph, name)(x, *scalar, compute_data_type="float32").set_data_type("float32")
+            scalar = [self.scalar()] if name == "mul" else [0.3] if name == "add" else []
+            slope = {"negative_slope": 0.5} if name == "relu" else {}
+            x = getattr(self.graph, name)(x, *scalar, **slope, compute_data_type="float32").set_data_type("float32")
         return self.graph.identity(x, compute_data_type="float32").set_data_type(self.io)
 
     def tensor(self, dim, dtype, strides=None, value=None):
         t = self.graph.tensor(dim, strides, data_type=dtype)
-        wide = self.rng.integers(-4, 5, dim).astype(np.float64) / (1 if dtype in ("int8", "int32") else 2)
+        # No zeros: torch's product of one term keeps the sign of a zero, a sum that starts from 0 does not.
+        wide = self.rng.choice([-4, -3, -2, -1, 1, 2, 3, 4], dim) / (1 if dtype in ("int8", "int32") else 2)
         if dtype == "boolean":
             wide = (wide > 0).astype(np.float64)
         self.feeds[t] = wide if value is None else np.full(dim, value)
