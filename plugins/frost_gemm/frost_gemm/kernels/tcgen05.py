@@ -11,6 +11,7 @@ Rings of mbarriers, "full" when there is something to read, "empty" when it has 
 
     operands      stages      5 -> 4    bytes of TMA                 / tcgen05.commit to every CTA that fills slots of the pair
     accumulators  acc_stages  4 -> 0-3  tcgen05.commit to the pair   / a lane of every epilogue warp of the pair
+    parts of sums 2           0-3 -> same warp of the next CTA       bytes of st.async / a lane
     next tile     1           6 -> all  bytes of the response        / a lane of every warp of the cluster that reads it
 
 The grid has one cluster for every ``cluster_m x cluster_n`` CTA tiles. A cluster that runs takes over launches that have not begun.
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Int32, Int64, cute
+from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import SmemAllocator
 from cutlass.utils import blackwell_helpers as sm100
@@ -33,13 +35,15 @@ from ..facts import ArchFacts
 from ..ir import Gemm, Program
 from ..layout import BARRIER_BYTES, BITS, RING_ALIGNMENT, KernelLayout, align
 from .args import ELEMENTS, Args, matrix, output, unpack
-from .epilogue import Chunk, Epilogue, Values
+from .epilogue import Chunk, Epilogue
 from .sched import Problem, locate, problem, raster_width
 from .sinks import Lanes
 
 __all__ = ["Tcgen05Kernel"]
 
 EPILOGUE_WARPS, MMA_WARP, TMA_WARP, SCHEDULER_WARP = 4, 4, 5, 6
+PART_SLOTS = 2
+PIECE = 4  # elements of one st.async
 WARP_ROWS = 32  # tensor memory lanes that one warp reads (PTX ISA, tcgen05.ld)
 TMEM_ROW = 1 << 16  # the lane is the upper half of a tensor memory address
 LANES = Lanes(row=(), col=(1, 2, 4, 8, 16))  # a lane owns a row
@@ -56,17 +60,20 @@ class Rings(NamedTuple):
     sums_empty: cute.Pointer
     answered: cute.Pointer
     taken: cute.Pointer
+    part_full: cute.Pointer
+    part_empty: cute.Pointer
     response: cute.Pointer
     tmem_address: cute.Pointer
 
 
 class Place(NamedTuple):
-    """Where a CTA stands: its rank in the cluster, its rank in the pair, its pair's M and its N in the cluster."""
+    """Where a CTA stands: its rank in the cluster, its rank in the pair; its pair's M, its N and its part of K in the cluster."""
 
     rank: Int32
     peer: Int32
     m: Int32
     n: Int32
+    part: Int32
 
 
 class Load(NamedTuple):
@@ -217,15 +224,14 @@ class Tcgen05Kernel:
 
     def place(self) -> Place:
         """This CTA's place in its cluster."""
-        x, y, _ = cute.arch.block_in_cluster_idx()
-        x, y = cute.arch.make_warp_uniform(x), cute.arch.make_warp_uniform(y)
+        x, y, z = (cute.arch.make_warp_uniform(axis) for axis in cute.arch.block_in_cluster_idx())
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        return Place(rank, x % self.group, x // self.group, y)
+        return Place(rank, x % self.group, x // self.group, y, z)
 
     def rings(self, smem: cute.Pointer) -> Rings:
         """The addresses in the first ``BARRIER_BYTES`` of shared memory."""
         barrier = cute.recast_ptr(smem, dtype=Int64)
-        counts = 2 * [self.layout.stages] + 2 * [self.layout.acc_stages] + [1, 1]
+        counts = 2 * [self.layout.stages] + 2 * [self.layout.acc_stages] + [1, 1] + 2 * [PART_SLOTS * EPILOGUE_WARPS]
         assert sum(counts) * 8 <= RESPONSE_OFFSET
         barriers = [barrier + sum(counts[:i]) for i in range(len(counts))]
         return Rings(*barriers, smem + RESPONSE_OFFSET, cute.recast_ptr(smem + TMEM_ADDRESS_OFFSET, dtype=Int32))
@@ -266,6 +272,9 @@ class Tcgen05Kernel:
             cute.arch.mbarrier_init(rings.sums_empty + stage, EPILOGUE_WARPS * group)
         cute.arch.mbarrier_init(rings.answered, 1)
         cute.arch.mbarrier_init(rings.taken, config.cluster * (EPILOGUE_WARPS + 2) + config.cluster // group)
+        for place in range(PART_SLOTS * EPILOGUE_WARPS):
+            cute.arch.mbarrier_init(rings.part_full + place, 1)
+            cute.arch.mbarrier_init(rings.part_empty + place, 1)
         cute.arch.mbarrier_init_fence()
 
     def sync(self) -> None:
@@ -279,6 +288,10 @@ class Tcgen05Kernel:
     def ranks(self, stride: int, count: int) -> int:
         """A mask of ``count`` CTAs, ``stride`` ranks apart."""
         return sum(1 << stride * i for i in range(count))
+
+    def steps(self, k: Int32) -> Int32:
+        """Stages of one tile in one part of K. The parts are equal: what the last ones have too many reads zeros beyond K."""
+        return cute.ceil_div(k, self.tile_k * self.config.split_k)
 
     @cute.jit
     def advance(self, stage: Int32, phase: Int32, count: cutlass.Constexpr) -> tuple[Int32, Int32]:
@@ -364,7 +377,7 @@ class Tcgen05Kernel:
     ) -> None:
         """Warp 5: every stage of every tile."""
         loads = self.partition(load, operand, smem, place)
-        steps = cute.ceil_div(k, self.tile_k)
+        steps = self.steps(k)
         stage, phase, turn, valid = Int32(0), Int32(0), Int32(0), Int32(1)
         while valid != 0:
             m, n, batch = locate(tiles, tile)
@@ -377,7 +390,7 @@ class Tcgen05Kernel:
                             rings.full + stage, self.group * self.layout.stage_bytes
                         )
                 for one in cutlass.range_constexpr(len(loads)):
-                    self.copy(loads[one], m, n, step, batch, stage, rings.full + stage)
+                    self.copy(loads[one], m, n, place.part * steps + step, batch, stage, rings.full + stage)
                 stage, phase = self.advance(stage, phase, self.layout.stages)
             tile, valid = self.next_tile(rings, turn)
             turn = turn + 1
@@ -417,7 +430,7 @@ class Tcgen05Kernel:
         rows = Int32(self.ranks(config.cluster_m, config.cluster_n) * both) << (place.rank - config.cluster_m * place.n)
         column = Int32(self.ranks(1, config.cluster_m)) << (place.rank - self.group * place.m)
         owners, pair = cutlass.Int16(rows | column), cutlass.Int16(Int32(both) << place.rank)
-        steps = cute.ceil_div(k, self.tile_k)
+        steps = self.steps(k)
         stage, phase, which, turned = Int32(0), Int32(0), Int32(0), Int32(0)
         turn, valid = Int32(0), Int32(1)
         while valid != 0:
@@ -458,7 +471,7 @@ class Tcgen05Kernel:
         thread, _, _ = cute.arch.thread_idx()
         staging = self.staging(smem)
         subtiles = config.tile_n // layout.epi_n
-        which, turned, slot, turn, valid = Int32(0), Int32(0), Int32(0), Int32(0), Int32(1)
+        which, turned, count, turn, valid = Int32(0), Int32(0), Int32(0), Int32(0), Int32(1)
         while valid != 0:
             coming, more = self.next_tile(rings, turn)  # before the work, so that the question after it is asked early
             m, n, batch = locate(tiles, tile)
@@ -466,7 +479,7 @@ class Tcgen05Kernel:
             column = (n * config.cluster_n + place.n) * config.tile_n
             for subtile in cutlass.range(subtiles, unroll=1):
                 chunk = Chunk(row, column + subtile * layout.epi_n, batch, self.offsets, col_multiple=layout.epi_n)
-                aux = self.epilogue.load(args, chunk)
+                aux = self.epilogue.load(args, chunk) if self.config.split_k == 1 else None  # ahead of the accumulator
                 if subtile == 0:
                     cute.arch.mbarrier_wait(rings.sums_full + which, turned)
                     cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
@@ -476,10 +489,16 @@ class Tcgen05Kernel:
                     cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
                     cute.arch.sync_warp()
                     with cute.arch.elect_one():
-                        cute.arch.mbarrier_arrive(rings.sums_empty + which, place.rank - place.peer if self.group == 2 else None)
-                values = self.epilogue.evaluate(args, [acc.load() for acc in accs], chunk, aux)
-                self.finish(store, result, staging, values, args, chunk, slot)
-                slot = slot ^ 1
+                        cute.arch.mbarrier_arrive(
+                            rings.sums_empty + which, place.rank - place.peer if self.group == 2 else None
+                        )
+                if cutlass.const_expr(config.split_k > 1):
+                    self.join(accs, smem, rings, place, count)
+                    if place.part == 0:
+                        self.finish(store, result, staging, accs, args, chunk, aux, count & 1)
+                else:
+                    self.finish(store, result, staging, accs, args, chunk, aux, count & 1)
+                count = count + 1
             which, turned = self.advance(which, turned, layout.acc_stages)
             tile, valid, turn = coming, more, turn + 1
         cute.arch.cp_async_bulk_wait_group(0)
@@ -499,10 +518,51 @@ class Tcgen05Kernel:
             values.append(cute.make_tensor(to.iterator, cute.make_layout(columns)))
         return values
 
+    @cute.jit
+    def join(self, accs: list, smem: cute.Pointer, rings: Rings, place: Place, count: Int32) -> None:
+        """Adds to ``accs`` what the CTA with the next part of K has summed, and gives the sum to the one with the part before.
+
+        The sums go along a chain of CTAs, from the last part of K to the first, subtile by subtile: in a fixed order, and with
+        two slots in each CTA, however many parts there are.
+        """
+        warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
+        slot, phase = count % PART_SLOTS, (count // PART_SLOTS) & 1
+        here, step = slot * EPILOGUE_WARPS + warp, self.config.cluster_m * self.config.cluster_n
+        pieces = self.layout.epi_n // PIECE
+        size = len(accs) * pieces * WARP_ROWS * PIECE  # elements of a warp's slot
+        base = cute.recast_ptr(smem + (self.layout.shared_bytes - self.layout.partial_bytes), dtype=self.sum_type)
+        slots = cute.make_layout((PIECE, WARP_ROWS, pieces, len(accs), PART_SLOTS * EPILOGUE_WARPS))
+        parts = cute.make_tensor(base, slots)
+        if place.part < self.config.split_k - 1:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(rings.part_full + here, size * 4)
+            cute.arch.mbarrier_wait(rings.part_full + here, phase)
+            for g in cutlass.range_constexpr(len(accs)):
+                for piece in cutlass.range_constexpr(pieces):
+                    given = parts[(None, lane, piece, g, here)].load()
+                    for i in cutlass.range_constexpr(PIECE):
+                        accs[g][piece * PIECE + i] = given[i] + accs[g][piece * PIECE + i]
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(rings.part_empty + here, place.rank + step, scope=MemScopeKind.CLUSTER)
+        if place.part > 0:
+            cute.arch.mbarrier_wait(rings.part_empty + here, phase ^ 1)
+            for g in cutlass.range_constexpr(len(accs)):
+                words = cute.recast_tensor(accs[g], Int32)
+                for piece in cutlass.range_constexpr(pieces):
+                    cute.arch.store_async_dsmem(
+                        parts[(None, lane, piece, g, here)].iterator,
+                        tuple(words[piece * PIECE + i] for i in range(PIECE)),
+                        rings.part_full + here,
+                        place.rank - step,
+                    )
+
     def finish(
-        self, store: Any, result: Any, staging: list[cute.Tensor], values: Values, args: Args, chunk: Chunk, slot: Int32
-    ) -> None:
+        self, store: Any, result: Any, staging: list[cute.Tensor], accs: list[cute.Tensor], args: Args, chunk: Chunk, aux: Any,
+        slot: Int32,
+    ) -> None:  # fmt: skip
         """One subtile from registers to memory."""
+        values = self.epilogue.evaluate(args, [acc.load() for acc in accs], chunk, aux)
         for i in range(len(self.program.reductions)):
             self.epilogue.reduce(args, i, values, chunk, LANES)
         for i, mode in enumerate(self.layout.store_modes):
@@ -525,7 +585,11 @@ class Tcgen05Kernel:
         for member in range(len(self.staged)):
             blocks = cute.local_tile(result[member], shape, (None, None, None))
             source, to = cpasync.tma_partition(
-                store[member], 0, cute.make_layout(1), cute.group_modes(staging[member], 0, 2), cute.group_modes(blocks, 0, 2)
+                store[member],
+                0,
+                cute.make_layout(1),
+                cute.group_modes(staging[member], 0, 2),
+                cute.group_modes(blocks, 0, 2),
             )
             at = (None, chunk.row // WARP_ROWS, chunk.col // self.layout.epi_n, chunk.batch)
             cute.copy(store[member], source[(None, block)], to[at])

@@ -1,0 +1,217 @@
+"""The layout of the Blackwell and Rubin kernel: what fits, what is declined and why. Needs no DSL."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from frost_gemm.config import TileConfig
+from frost_gemm.facts import arch_facts
+from frost_gemm.ir import Gemm, Matrix, Program, Ref, Store
+from frost_gemm.layout import BARRIER_BYTES, LayoutError, plan_layout
+
+from cudnn_core import DeviceInfo
+
+KIB = 1024
+CONFIGS = [
+    TileConfig(128 * group, n, k, cluster_m * group, cluster_n, split_k, cta_group=group)
+    for group, n, k, cluster_m, cluster_n, split_k in product((1, 2), (16, 48, 96, 128, 256), (64, 128, 256), (1, 2), (1, 4), (1, 2))
+]  # fmt: skip
+
+
+def facts(device="B200", **changes):
+    return replace(arch_facts(DeviceInfo.preset(device)), **changes)
+
+
+def program(a="bfloat16", b=None, stores=(("float32", "n", 16),), gemms=1, b_major="k", accumulate=None, **matrix):
+    return Program(
+        a=(Matrix(a, **matrix),),
+        b=tuple(Matrix(b or a, b_major) for _ in range(gemms)),
+        gemms=tuple(Gemm(0, i) for i in range(gemms)),
+        stores=tuple(Store(Ref("acc", 0), *store) for store in stores),
+        accumulate=accumulate or ("int32" if a == "int8" else "float32"),
+    )
+
+
+def plans(**options):
+    """Every configuration that fits, with its layout."""
+    for config in CONFIGS:
+        try:
+            yield config, plan_layout(program(**options), config, facts())
+        except LayoutError:
+            continue
+
+
+def declined(config, made, device="B200", **changes):
+    with pytest.raises(LayoutError) as error:
+        plan_layout(made, config, facts(device, **changes))
+    return error.value.code, error.value.subject
+
+
+OPTIONS = [
+    {},
+    {"a": "fp8_e4m3"},
+    {"gemms": 2},
+    {"stores": (("bfloat16", "n", 16), ("fp8_e4m3", "n", 16), ("float32", "m", 16))},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_shared_memory_is_the_sum_of_its_parts_and_fits(options):
+    found = 0
+    for config, layout in plans(**options):
+        made = program(**options)
+        operands = layout.stages * layout.stage_bytes
+        fixed = BARRIER_BYTES + layout.staging_slots * layout.staging_bytes + layout.partial_bytes
+        slack = layout.shared_bytes - fixed - operands
+        assert 0 <= slack < KIB * (len(made.a) + len(made.b)), "only the alignment of the rings"
+        assert layout.stages >= 2
+        assert layout.shared_bytes <= facts().shared_bytes
+        assert layout.stage_bytes == len(made.a) * layout.a_bytes + len(made.b) * layout.b_bytes
+        assert config.cta_group * layout.a_bytes == config.tile_m * config.tile_k
+        assert config.cta_group * layout.b_bytes == config.tile_n * config.tile_k
+        found += 1
+    assert found > 20
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_one_more_stage_never_fits(options):
+    for config, layout in plans(**options):
+        if layout.stages < 16:
+            assert declined(replace(config, stages=layout.stages + 1), program(**options)) == (
+                "device.smem",
+                "knob:stages",
+            )
+        fewer = plan_layout(program(**options), replace(config, stages=2), facts())
+        assert (fewer.stages, fewer.epi_n) == (2, layout.epi_n)
+
+
+def test_drained_parts_cover_the_tile_exactly():
+    for config, layout in plans():
+        assert config.tile_n % layout.epi_n == 0
+        assert layout.epi_m * config.cta_group == config.tile_m
+        spans = range(0, config.tile_n, layout.epi_n)
+        assert sorted(column for start in spans for column in range(start, start + layout.epi_n)) == list(
+            range(config.tile_n)
+        )
+
+
+@pytest.mark.parametrize("gemms", [1, 2, 3])
+def test_tensor_memory_holds_every_accumulator_in_a_legal_allocation(gemms):
+    stages = set()
+    for config, layout in plans(gemms=gemms):
+        used = layout.acc_stages * gemms * config.tile_n
+        assert used <= layout.tmem_columns <= 512
+        assert layout.tmem_columns >= 32
+        assert layout.tmem_columns.bit_count() == 1
+        assert layout.acc_stages == 2 or 2 * used > 512
+        stages.add(layout.acc_stages)
+    assert 2 in stages
+
+
+def test_accumulators_that_do_not_fit_are_declined():
+    assert declined(TileConfig(128, 256, 64), program(gemms=3)) == ("knob.domain", "knob:tile_n")
+    assert plan_layout(program(gemms=2), TileConfig(128, 256, 64), facts()).acc_stages == 1
+
+
+def test_rings_stay_within_the_reach_of_a_matrix_descriptor():
+    """Start addresses have 14 bits of 16-byte units: the end of the rings, not the end of shared memory, is below 256 KiB."""
+    large = facts("R200", shared_bytes=400 * KIB)
+    outputs = tuple(("float32", "n", 16) for _ in range(4))
+    for n, tile_k in product((16, 48, 256), (64, 128)):
+        layout = plan_layout(program(stores=outputs), TileConfig(128, n, tile_k), large)
+        staging = layout.staging_slots * layout.staging_bytes
+        rings_end = KIB + layout.shared_bytes - staging
+        assert rings_end <= 256 * KIB
+        assert rings_end > 256 * KIB - layout.stage_bytes - 2 * KIB or layout.stages == 16
+    assert (
+        plan_layout(program(), TileConfig(128, 256, 128), large).stages
+        > plan_layout(program(), TileConfig(128, 256, 128), facts()).stages
+    )
+
+
+def test_a_part_that_reports_no_oversized_memory_gets_none():
+    for device in ("B200", "B300"):
+        assert facts(device).shared_bytes == 227 * KIB
+
+
+@pytest.mark.parametrize(
+    ("store", "mode"),
+    [
+        (("bfloat16", "n", 16), "tma"), (("fp8_e5m2", "n", 32), "tma"), (("float32", "n", 8), "vector"), (("float32", "n", 0), "vector"),
+        (("float32", "m", 16), "vector"), (("float32", "", 16), "vector"),
+    ],
+)  # fmt: skip
+def test_only_aligned_rows_are_stored_by_tma(store, mode):
+    layout = plan_layout(program(stores=(store,)), TileConfig(128, 64, 128), facts())
+    assert layout.store_modes == (mode,)
+    assert bool(layout.staging_bytes) == (mode == "tma")
+
+
+@pytest.mark.parametrize("alignment", [0, 1, 4, 8, 12, 24])
+def test_strides_that_a_tensor_map_cannot_hold_are_declined(alignment):
+    assert declined(TileConfig(128, 64, 128), program(alignment=alignment)) == ("layout.alignment", "A0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "knob"),
+    [
+        ({"tile_m": 64}, "tile_m"), ({"tile_m": 256}, "tile_m"), ({"tile_n": 8}, "tile_n"), ({"tile_n": 40}, "tile_n"),
+        ({"tile_n": 272}, "tile_n"), ({"tile_k": 32}, "tile_k"), ({"tile_k": 96}, "tile_k"), ({"cluster_n": 3}, "cluster_n"),
+        ({"cluster_m": 0}, "cluster_m"), ({"split_k": 3}, "split_k"), ({"cta_group": 3}, "cta_group"),
+        ({"tile_n": 16, "cluster_m": 4}, "tile_n"), ({"cta_group": 2, "tile_m": 128, "cluster_m": 2}, "tile_m"),
+        ({"cta_group": 2, "tile_m": 256}, "cluster_m"), ({"cta_group": 2, "tile_m": 256, "tile_n": 48, "cluster_m": 4}, "tile_n"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tiles_that_the_matrix_unit_or_the_cluster_cannot_do_are_declined(changes, knob):
+    assert declined(replace(TileConfig(128, 128, 128), **changes), program()) == ("knob.domain", f"knob:{knob}")
+
+
+def test_clusters_beyond_the_hardware_are_declined():
+    config = TileConfig(128, 128, 128, 4, 4)
+    assert plan_layout(program(), config, facts()).stages
+    assert declined(replace(config, split_k=2), program()) == ("knob.domain", "cluster")
+    assert declined(config, program(), max_cluster=8) == ("knob.domain", "cluster")
+
+
+@pytest.mark.parametrize(("a", "step"), [("bfloat16", 16), ("fp8_e4m3", 32)])
+def test_a_transposed_8_bit_b_needs_wider_tiles_in_a_pair(a, step):
+    pair = TileConfig(256, step, 128, 2, cta_group=2)
+    made = program(a, b_major="mn")
+    assert plan_layout(made, pair, facts()).stages
+    assert declined(replace(pair, tile_n=step // 2), made) == ("knob.domain", "knob:tile_n")
+    alone = replace(pair, tile_m=128, tile_n=16, cluster_m=1, cta_group=1)
+    assert plan_layout(made, alone, facts()).stages
+
+
+@pytest.mark.parametrize(
+    ("made", "device", "expected"),
+    [
+        (program("int8"), "B300", ("dtype.unsupported", "A0")),
+        (program("int8"), "R200", ("dtype.unsupported", "A0")),
+        (program("uint8"), "B200", ("dtype.mixed", "A, B")),
+        (program("float32"), "B200", ("dtype.mixed", "A, B")),
+        (program("bfloat16", "float16"), "B200", ("dtype.mixed", "A, B")),
+        (program("fp8_e4m3", "bfloat16"), "B200", ("dtype.mixed", "A, B")),
+        (program("int8", accumulate="float32"), "B200", ("dtype.compute", "matmul")),
+        (program("bfloat16", accumulate="int32"), "B200", ("dtype.compute", "matmul")),
+        (program("int8", mma_dtype="bfloat16"), "B200", ("op.pattern", "A0")),
+    ],
+    ids=str,
+)
+def test_operands_that_the_matrix_unit_cannot_multiply_are_declined(made, device, expected):
+    assert declined(TileConfig(128, 64, 128), made, device) == expected
+
+
+@pytest.mark.parametrize("device", ["B200", "B300", "R200"])
+@pytest.mark.parametrize(("a", "b"), [("bfloat16", None), ("float16", None), ("fp8_e4m3", "fp8_e5m2")])
+def test_every_part_multiplies_its_floats(device, a, b):
+    assert plan_layout(program(a, b), TileConfig(256, 256, 128, 2, cta_group=2), facts(device)).stages >= 3
+
+
+def test_one_slot_of_sums_passes_between_parts_of_k():
+    """The sums go along a chain, so that shared memory does not grow with the number of parts."""
+    base = TileConfig(128, 128, 128, split_k=2)
+    layouts = [plan_layout(program(gemms=2), replace(base, split_k=parts), facts()) for parts in (2, 4, 8, 16)]
+    assert {layout.partial_bytes for layout in layouts} == {2 * 2 * 128 * layouts[0].epi_n * 4}
+    assert plan_layout(program(gemms=2), replace(base, split_k=1), facts()).partial_bytes == 0
