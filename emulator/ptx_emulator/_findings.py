@@ -27,6 +27,7 @@ KINDS: dict[str, str] = {
     "descriptor": "illegal matrix, instruction or tensor-map descriptor, or one that does not match the instruction",
     "exit_pending": "exit with asynchronous operations whose completion nobody waited for",
     "divergence": "an .aligned or .sync instruction executed by a part of the warp that it requires",
+    "assertion": "a failed assertion of the kernel, or an executed trap",
     "limits": "grid, cluster, block, shared memory or registers beyond the limits of the device",
 }
 

@@ -66,6 +66,13 @@ class Tokens:
         if got != word:
             raise EmulationError(f"PTX line {line}: expected {word!r}, found {got!r}")
 
+    def skip_block(self) -> None:
+        """Pass over `{ ... }`."""
+        self.expect("{")
+        depth = 1
+        while depth:
+            depth += {"{": 1, "}": -1}.get(self.next(), 0)
+
     def until(self, stop: str) -> list[str]:
         out: list[str] = []
         while (word := self.next()) != stop:
@@ -104,7 +111,7 @@ def declaration(tokens: Tokens) -> Declaration:
                 kind = part
             elif part == "ptr":
                 continue
-            elif part not in ("global", "const", "shared", "local", "u64", "attribute", "unified", "texref"):
+            elif part not in ("global", "const", "shared", "local", "param", "u64", "attribute", "unified", "texref"):
                 raise EmulationError(f"PTX line {tokens.line}: cannot read declaration part .{part}")
     names = []
     while True:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ._findings import EmulationError
+from ._functions import Function, read_entry, read_function, split_call
 from ._lexer import WIDTHS, Imm, Tokens, align_up, declaration, integer, literal
 from ._operands import (
     Addr,
@@ -32,50 +34,24 @@ from ._operands import (
 __all__ = ["WIDTHS", "Addr", "Entry", "Imm", "Instruction", "Label", "Module", "Operand", "Pair", "Param", "Reg", "Sink",
            "Special", "Variable", "Vec", "parse"]  # fmt: skip
 
-SPECIAL = frozenset(
-    [
-        "tid",
-        "ntid",
-        "laneid",
-        "warpid",
-        "nwarpid",
-        "ctaid",
-        "nctaid",
-        "smid",
-        "nsmid",
-        "gridid",
-        "is_explicit_cluster",
-        "clusterid",
-        "nclusterid",
-        "cluster_ctaid",
-        "cluster_nctaid",
-        "cluster_ctarank",
-        "cluster_nctarank",
-        "lanemask_eq",
-        "lanemask_le",
-        "lanemask_lt",
-        "lanemask_ge",
-        "lanemask_gt",
-        "clock",
-        "clock_hi",
-        "clock64",
-        "globaltimer",
-        "globaltimer_lo",
-        "globaltimer_hi",
-        "total_smem_size",
-        "dynamic_smem_size",
-        "aggr_smem_size",
-        "current_graph_exec",
-        "envreg0",
-    ]
-)
+SPECIAL = frozenset((
+    "tid", "ntid", "laneid", "warpid", "nwarpid", "ctaid", "nctaid", "smid", "nsmid", "gridid", "is_explicit_cluster",
+    "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid", "cluster_ctarank", "cluster_nctarank",
+    "lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt", "clock", "clock_hi", "clock64",
+    "globaltimer", "globaltimer_lo", "globaltimer_hi", "total_smem_size", "dynamic_smem_size", "aggr_smem_size",
+    "current_graph_exec", "envreg0",
+))  # fmt: skip
 
 
 class _Body:
-    """Parses one entry's `{ ... }` into its instructions."""
+    """Parses one entry's `{ ... }` into its instructions. Calls of device functions are replaced by their bodies."""
 
-    def __init__(self, tokens: Tokens, entry: Entry, module: dict[str, Variable], files: dict[int, str]) -> None:
-        self.tokens, self.entry, self.files = tokens, entry, files
+    def __init__(self, tokens: Tokens, entry: Entry, module: dict[str, Variable], files: dict[int, str],
+                 functions: dict[str, Function]) -> None:  # fmt: skip
+        self.tokens, self.entry, self.files, self.functions = tokens, entry, files, functions
+        self.module = module
+        self.calling: list[str] = []
+        self.after: Label | None = None  # where ret goes to in a device function
         self.scopes: list[dict[str, Reg | Variable]] = [dict(module)]
         self.scopes[0].update({p.name: Variable(p.name, "param", p.offset) for p in entry.params})
         self.label_scopes: list[int] = [0]
@@ -84,6 +60,10 @@ class _Body:
         self.raw: list[tuple[Instruction, tuple[int, ...]]] = []
 
     def run(self) -> None:
+        self._block()
+        self.entry.instructions = [self._link(i, scopes) for i, scopes in self.raw]
+
+    def _block(self) -> None:
         self.tokens.expect("{")
         depth = 1
         while depth:
@@ -109,7 +89,6 @@ class _Body:
                 self.tokens.next()
             else:
                 self._instruction()
-        self.entry.instructions = [self._link(i, scopes) for i, scopes in self.raw]
 
     @staticmethod
     def _label_name(name: str, scope: int) -> str:
@@ -117,7 +96,7 @@ class _Body:
 
     def _link(self, instr: Instruction, scopes: tuple[int, ...]) -> Instruction:
         """Resolve label operands in the innermost scope that declares them."""
-        if not any(isinstance(o, Label) for o in instr.operands):
+        if instr.opcode == "call" or not any(isinstance(o, Label) for o in instr.operands):
             return instr
         out: list[Operand] = []
         for o in instr.operands:
@@ -150,17 +129,21 @@ class _Body:
             self.loc = (int(tokens.next()), int(tokens.next()))
             while tokens.line == line:
                 tokens.next()
-        elif head in ("shared", "local"):
+        elif head in ("shared", "local", "param"):  # parameters of a call are kept in local memory
             tokens.at -= 1
-            space = head
+            space = "shared" if head == "shared" else "local"
             declared = declaration(tokens)
             tokens.expect(";")
             table = self.entry.shared if space == "shared" else self.entry.local
-            for name, size in declared.names:
+            for plain, size in declared.names:
+                name = f"{self.calling[-1]}.{plain}" if self.calling and space == "shared" else plain
+                if name in table and space == "shared" and self.calling:  # of a function that is called again
+                    self.scopes[-1][plain] = Variable(name, space, table[name][0])
+                    continue
                 base = self.entry.static_shared if space == "shared" else self.entry.local_bytes
                 offset = align_up(base, declared.align)
                 table[name] = (offset, size)
-                self.scopes[-1][name] = Variable(name, space, offset)
+                self.scopes[-1][plain] = Variable(name, space, offset)
                 if space == "shared":
                     self.entry.static_shared = offset + size
                     self.entry.shared_align = max(self.entry.shared_align, declared.align)
@@ -193,7 +176,46 @@ class _Body:
         loc = (self.files.get(self.loc[0], f"file {self.loc[0]}"), self.loc[1]) if self.loc else None
         root, *modifiers = (w.replace("\1", "::") for w in words)
         instr = Instruction(root, tuple(modifiers), tuple(operands), predicate, line, loc)
+        if root == "call":
+            self._call(instr)
+            return
+        if root == "ret" and self.after is not None:
+            instr = replace(instr, opcode="bra", operands=(self.after,))
+        elif root in ("ld", "st") and "param" in modifiers and _base(instr) == "local":
+            instr = replace(instr, modifiers=tuple("local" if m == "param" else m for m in modifiers))
+        self._emit(instr)
+
+    def _emit(self, instr: Instruction) -> None:
         self.raw.append((instr, tuple(self.label_scopes)))
+
+    def _call(self, instr: Instruction) -> None:
+        """A call of a function with a body becomes the body; others stay calls, whose translator refuses most of them."""
+        returns, name, arguments = split_call(instr)
+        function = self.functions.get(name)
+        if function is None:
+            self._emit(replace(instr, operands=(Label(name, -2), Vec(returns), Vec(arguments))))
+            if name == "__assertfail":
+                self._emit(replace(instr, opcode="exit", modifiers=(), operands=()))
+            return
+        if name in self.calling:
+            raise EmulationError(f"PTX line {instr.line}: recursive calls are not covered ({name})")
+        formal, actual = (*function.returns, *function.parameters), (*returns, *arguments)
+        if len(formal) != len(actual) or not all(isinstance(a, Variable) for a in actual):
+            raise EmulationError(f"PTX line {instr.line}: arguments of the call of {name} are not its .param variables")
+        self.serial += 1
+        end = Label(f"$end{self.serial}", -1)
+        if instr.predicate is not None:
+            guard = instr.predicate._replace(negated=not instr.predicate.negated)
+            self._emit(replace(instr, opcode="bra", modifiers=(), operands=(end,), predicate=guard))
+        saved = self.scopes, self.label_scopes, self.after, self.loc, self.tokens.at
+        bound = dict(zip(formal, actual, strict=True))
+        self.scopes, self.after, self.tokens.at = [{**self.module, **bound}], end, function.start  # type: ignore[dict-item]
+        self.label_scopes = [*self.label_scopes, self.serial]
+        self.calling.append(name)
+        self._block()
+        self.calling.pop()
+        self.entry.labels[self._label_name(end.name, saved[1][-1])] = len(self.raw)
+        self.scopes, self.label_scopes, self.after, self.loc, self.tokens.at = saved
 
     def _name(self, word: str) -> Operand:
         for scope in reversed(self.scopes):
@@ -268,38 +290,16 @@ class _Body:
         return Addr(base, offset, tuple(extra))
 
 
-def _params(tokens: Tokens) -> list[Param]:
-    params: list[Param] = []
-    tokens.expect("(")
-    offset = 0
-    while tokens.peek() != ")":
-        if tokens.peek() == ",":
-            tokens.next()
-            continue
-        if tokens.peek().startswith(".param"):
-            word = tokens.next()
-            if word != ".param":  # ".param.align" joined by the lexer
-                tokens.at -= 1
-                tokens.items[tokens.at] = (word[len(".param") :], tokens.items[tokens.at][1])
-        declared = declaration(tokens)
-        name, size = declared.names[0]
-        offset = align_up(offset, declared.align)
-        params.append(Param(name, declared.type, offset, size, declared.align))
-        offset += size
-    tokens.next()
-    return params
-
-
-def _external(tokens: Tokens) -> bool:
-    """A declaration without a body, such as vprintf's; a call of it is refused as an instruction."""
-    ahead = 0
-    while tokens.peek(ahead) not in ("{", ";", ""):
-        ahead += 1
-    return tokens.peek(ahead) == ";"
+def _base(instr: Instruction) -> str:
+    """State space of the variable that the address operand names, or ""."""
+    for operand in instr.operands:
+        if isinstance(operand, Addr) and isinstance(operand.base, Variable):
+            return operand.base.space
+    return ""
 
 
 def parse(text: str) -> Module:
-    """Parse a PTX module. Functions other than entries are refused when they have a body."""
+    """Parse a PTX module."""
     tokens = Tokens(text)
     files: dict[int, str] = {}
     for match in re.finditer(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M):
@@ -308,6 +308,8 @@ def parse(text: str) -> Module:
     names: dict[str, Variable] = {}
     dynamic: list[str] = []
     shared: dict[str, tuple[int, int, int]] = {}
+    functions: dict[str, Function] = {}
+    bodies: list[tuple[Entry, int, dict[str, Variable]]] = []
     while tokens.at < len(tokens.items):
         word = tokens.next()
         if word == ".version":
@@ -329,31 +331,18 @@ def parse(text: str) -> Module:
             tokens.until("{")
             tokens.until("}")
         elif word == ".entry":
-            entry = Entry(tokens.next(), [])
-            entry.params = _params(tokens) if tokens.peek() == "(" else []
-            while tokens.peek() != "{":
-                directive = tokens.next()[1:]
-                values = []
-                while tokens.peek() != "{" and not tokens.peek().startswith("."):
-                    word = tokens.next()
-                    if word[0].isdigit():
-                        values.append(integer(word))
-                entry.directives[directive] = tuple(values)
+            entry = read_entry(tokens)
             for name, (size, align, _) in shared.items():
                 offset = align_up(entry.static_shared, align)
                 entry.shared[name] = (offset, size)
                 entry.static_shared, entry.shared_align = offset + size, max(entry.shared_align, align)
                 names[name] = Variable(name, "shared", offset)
-            body = _Body(tokens, entry, names, files)
-            body.run()
-            # the dynamic window starts behind the static variables, aligned to the largest request
-            for name in dynamic:
-                entry.shared[name] = (-1, 0)
-            module.entries[entry.name] = entry
-        elif word == ".func" and _external(tokens):
-            tokens.until(";")
+            bodies.append((entry, tokens.at, dict(names)))
+            tokens.skip_block()
         elif word == ".func":
-            raise EmulationError(f"PTX line {tokens.line}: device functions are not covered")
+            function = read_function(tokens)
+            if function is not None:
+                functions[function.name] = function
         elif word.split(".")[1] in ("shared", "global", "const"):
             space = word.split(".")[1]
             tokens.at -= 1
@@ -372,4 +361,11 @@ def parse(text: str) -> Module:
                     names[name] = Variable(name, space, 0)
         else:
             raise EmulationError(f"PTX line {tokens.line}: cannot read {word!r} at module scope")
+    for entry, start, visible in bodies:
+        tokens.at = start
+        _Body(tokens, entry, {**names, **visible}, files, functions).run()
+        # the dynamic window starts behind the static variables, aligned to the largest request
+        for name in dynamic:
+            entry.shared[name] = (-1, 0)
+        module.entries[entry.name] = entry
     return module

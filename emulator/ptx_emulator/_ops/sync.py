@@ -266,7 +266,7 @@ def _hint(instr: Instruction, ctx: Context) -> Run:
 
 def _trap(instr: Instruction, ctx: Context) -> Run:
     def run(w: Any) -> None:
-        w.machine.findings.add("divergence", "trap executed", instr, (w.name,))
+        w.machine.findings.add("assertion", f"{instr.opcode} executed", instr, (w.name,))
 
     return run
 
