@@ -123,3 +123,36 @@ DONE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
         "READY: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", "READY:"
     )
     assert kinds(launch(racy, [out], ".param .u64 out", grid=2, cluster=2, shared=64)) & {"race", "mbarrier"}
+
+
+@pytest.mark.parametrize("schedule", ["late", "eager", "random"])
+def test_lanes_of_a_warp_wait_for_barriers_of_their_own(schedule):
+    """Lane i of warp 0 waits for barrier i % 4, which warp i % 4 + 1 completes."""
+    out = np.zeros(32, np.uint32)
+    body = """
+ ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; shr.u32 %r3, %r1, 5; and.b32 %r4, %r1, 31; setp.ge.u32 %p1, %r1, 4; @%p1 bra READY;
+ mad.lo.u32 %r5, %r1, 8, %r2; mbarrier.init.shared.b64 [%r5], 1;
+READY: bar.sync 0; setp.eq.u32 %p2, %r3, 0; @%p2 bra WAITER; setp.ne.u32 %p3, %r4, 0; @%p3 ret;
+ sub.u32 %r6, %r3, 1; mad.lo.u32 %r5, %r6, 8, %r2; add.u32 %r7, %r6, 10; mad.lo.u32 %r8, %r6, 4, %r2; st.shared.b32 [%r8+64], %r7;
+ setp.ge.u32 %p5, %r6, ARRIVING; @%p5 ret; mbarrier.arrive.shared.b64 %rd2, [%r5]; ret;
+WAITER: and.b32 %r6, %r1, 3; mad.lo.u32 %r5, %r6, 8, %r2;
+W: mbarrier.try_wait.parity.shared.b64 %p4, [%r5], 0; @!%p4 bra W;
+ mad.lo.u32 %r8, %r6, 4, %r2; ld.shared.b32 %r7, [%r8+64]; mul.wide.u32 %rd3, %r1, 4; add.s64 %rd1, %rd1, %rd3; st.global.b32 [%rd1], %r7;
+"""
+    for seed in range(2):
+        out[:] = 0
+        report = launch(
+            body.replace("ARRIVING", "4"),
+            [out],
+            ".param .u64 out",
+            block=160,
+            shared=128,
+            schedule=schedule,
+            seed=seed,
+            target="sm_90a",
+        )
+        assert not report.findings
+        assert out.tolist() == [10 + i % 4 for i in range(32)]
+    report = launch(body.replace("ARRIVING", "2"), [out], ".param .u64 out", block=160, shared=128, schedule=schedule)
+    assert kinds(report) == {"deadlock"}
+    assert report.findings[0].message.count("mbarrier cta 0 shared") == 2

@@ -215,13 +215,12 @@ def _test(instr: Instruction, ctx: Context) -> Run:
         if w.active > 1:
             lanes = w.mask
             if (where[lanes] != where[lane]).any() or (wanted[lanes] != wanted[lane]).any():
-                raise UnsupportedError(instr.op, instr.line, "lanes of a warp that wait for different barriers")
+                return several(w, where, wanted)
         barrier = barrier_at(w, int(where[lane]), instr)
         if barrier is None:
             write(w, np.ones(32, np.bool_))
             return None
-        token = int(wanted[lane])
-        ready = (barrier.phase ^ token) & 1 == 1 if parity else barrier.phase != token
+        ready = complete(barrier, int(wanted[lane]))
         if not ready:
             key = (instr.line, barrier, barrier.phase)
             if w.failed == key:
@@ -234,6 +233,35 @@ def _test(instr: Instruction, ctx: Context) -> Run:
             if acquire:
                 w.acquire(barrier.done)
         write(w, np.full(32, ready))
+        return None
+
+    def complete(barrier: Any, token: int) -> bool:
+        return bool((barrier.phase ^ token) & 1 == 1 if parity else barrier.phase != token)
+
+    def several(w: Any, where: Any, wanted: Any) -> Any:
+        """Lanes that ask for different barriers or phases: each gets its answer; parked when all fail twice."""
+        answers: Any = np.ones(32, np.bool_)
+        asked: list[tuple[Any, int]] = []
+        for lane in np.flatnonzero(w.mask).tolist():
+            barrier = barrier_at(w, int(where[lane]), instr)
+            if barrier is None:
+                continue
+            answers[lane] = complete(barrier, int(wanted[lane]))
+            asked.append((barrier, barrier.phase))
+            if answers[lane] and acquire:
+                w.acquire(barrier.done)
+        if answers[w.mask].any():
+            w.failed = None
+        else:
+            key = (instr.line, tuple(asked))
+            if w.failed == key:
+                waited = list(dict.fromkeys(asked))
+                w.wait = Wait(
+                    lambda: any(b.phase != p for b, p in waited), lambda: " or ".join(b.describe() for b, _ in waited)
+                )
+                return BLOCK
+            w.failed = key
+        write(w, answers)
         return None
 
     return run
