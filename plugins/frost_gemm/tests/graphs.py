@@ -10,8 +10,8 @@ def matmul(
     c_stride=None, b_dtype="",
 ):  # fmt: skip
     """(graph, product): A [batch, m, k] x B [batch, k, n], B contiguous along K unless told otherwise."""
-    compute = compute or ("int32" if dtype == "int8" else "float32")
-    g = cudnn_core.Graph(io_data_type=dtype, intermediate_data_type=compute, compute_data_type=compute)
+    exact = "int32" if dtype == "int8" else "float32"
+    g = cudnn_core.Graph(io_data_type=dtype, intermediate_data_type=exact, compute_data_type=compute or exact)
     a = g.tensor(dim=(batch, m, k), stride=a_stride, name="A")
     stride = b_stride or ((n * k, 1, k) if b_k_major else None)
     b = g.tensor(dim=(batch, k, n), stride=stride, name="B", data_type=b_dtype or dtype)
