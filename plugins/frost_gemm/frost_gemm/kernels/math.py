@@ -7,7 +7,7 @@ those of the PTX ISA):
     add sub mul fma div     correctly rounded; ``mul.rn`` is never contracted with an addition
     rcp                     2^-23, rcp.approx          sqrt    2^-22, sqrt.approx
     rsqrt                   2^-22, rsqrt.approx        erf     2^-22, a polynomial below 1, 1 - 2^-p above
-    normal_cdf              3e-6 for x > -6, 2^-p; 0.02 at -8, where it is 6e-16, more below
+    normal_cdf              1.5e-6 for x > -5, 1e-5 for x > -8 (6e-16), 3e-3 for x > -9.5 (1e-21); 2^p
     exp log sin cos tan tanh pow fmod                  the compiler's library: exp 2^-22, tanh 2^-22, pow 2^-20
 
 Imported by the epilogue and by mainloop prologues.
@@ -39,11 +39,12 @@ _ERF_LARGE = (
     -0.00030389297171495855,
 )  # fmt: skip
 _ERF_IS_ONE = 4.0
-# The normal distribution's tail beyond a >= 0 is 2^(a p(a) - 1): a minimax fit of degree 9 on [0, 6] (3e-7), lowest power first. Above
-# 6 the polynomial falls to -infinity, as it must.
+# The normal distribution's tail beyond a >= 0 is 2^(a p(a) - 1): a minimax fit of degree 11 on [0, 8] (1.2e-7), lowest power first.
+# Above 8 the polynomial keeps falling, to -infinity.
 _NORMAL_TAIL = (
-    -1.151114583015442, -0.4591355621814728, -0.052680399268865585, 0.007270878180861473, -0.00024451472563669086,
-    -0.00016987881099339575, 4.6506538637913764e-05, -6.103690338932211e-06, 4.2704240854618547e-07, -1.2713694097499229e-08,
+    -1.1511085033416748, -0.4591871201992035, -0.05252784863114357, 0.007046875543892384, -5.47518975508865e-05,
+    -0.0002699709730222821, 8.062977576628327e-05, -1.3698608199774753e-05, 1.5127948245208245e-06, -1.0735041655607347e-07,
+    4.459164593129117e-09, -8.252101085792773e-11,
 )  # fmt: skip
 
 

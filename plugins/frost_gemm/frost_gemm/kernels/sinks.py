@@ -22,6 +22,7 @@ __all__ = ["DTYPES", "Lanes", "deterministic", "neutral", "reduce", "seed"]
 DTYPES = {"float32": Float32, "int32": Int32}
 INT32_MAX, INT32_MIN = 2**31 - 1, -(2**31)
 SEED_THREADS = 256
+_RELAXED: Any = {"sem": "relaxed", "scope": "gpu"}  # the kernel's end orders them for whoever reads the output
 # Bits that win every comparison of the integers that floats are compared as: a NaN that no number replaces.
 NAN_OF_MAX, NAN_OF_MIN = 0x7FFFFFFF, -1
 
@@ -47,7 +48,7 @@ def neutral(reduction: Reduction) -> float | int:
     identity = REDUCTIONS[reduction.mode].identity
     if reduction.dtype != "int32":
         return identity
-    return {float("inf"): INT32_MAX, float("-inf"): INT32_MIN}.get(identity, int(identity))
+    return int(min(max(identity, INT32_MIN), INT32_MAX))
 
 
 def reduce(
@@ -142,7 +143,9 @@ class _Reduce:
         if self.mode.divide:
             value = value / self._count()
         row, col = self.chunk.row + item.row, self.chunk.col + item.col
-        valid = mine & (row < self.args.m) & (col < self.args.n)
+        # Along a reduced axis a lane may lie outside and yet hold what others gave it.
+        valid = mine if "m" in self.reduction.axes else mine & (row < self.args.m)
+        valid = valid if "n" in self.reduction.axes else valid & (col < self.args.n)
         offset = Int64(0)
         for coordinate, stride in zip((row, col, self.chunk.batch), tensor.stride, strict=True):
             if not (isinstance(stride, int) and stride == 0):
@@ -163,11 +166,11 @@ def _atomic(
 ) -> None:
     if valid:
         if cutlass.const_expr(combine == "add"):
-            cute.arch.red(pointer, value, op="add", dtype=dtype)
+            cute.arch.red(pointer, value, op="add", dtype=dtype, **_RELAXED)
         elif cutlass.const_expr(combine == "mul"):
             _multiply(dtype, pointer, value)
         elif cutlass.const_expr(dtype is Int32):
-            cute.arch.red(pointer, value, op=combine, dtype=Int32)
+            cute.arch.red(pointer, value, op=combine, dtype=Int32, **_RELAXED)
         else:
             _extreme(combine, pointer, value)
 
@@ -181,21 +184,24 @@ def _extreme(combine: cutlass.Constexpr, pointer: cute.Pointer, value: Float32) 
     if value != value:
         bits = Int32(NAN_OF_MAX if combine == "max" else NAN_OF_MIN)
     if bits < 0:
-        cute.arch.red(place, cutlass.Uint32(bits), op="min" if combine == "max" else "max", dtype=cutlass.Uint32)
+        cute.arch.red(
+            place, cutlass.Uint32(bits), op="min" if combine == "max" else "max", dtype=cutlass.Uint32, **_RELAXED
+        )
     else:
-        cute.arch.red(place, bits, op=combine, dtype=Int32)
+        cute.arch.red(place, bits, op=combine, dtype=Int32, **_RELAXED)
 
 
 @cute.jit
 def _multiply(dtype: cutlass.Constexpr, pointer: cute.Pointer, value: cutlass.Numeric) -> None:
     """Compare and swap until nobody else has come in between."""
     place = cute.recast_ptr(pointer, dtype=Int32)
-    seen = cute.make_tensor(place, cute.make_layout(1))[0]
+    one = dtype(1)
+    seen = Int32(arith.bitcast(Int32.mlir_type, one.ir_value()))  # a guess; a plain read would race
     pending = Boolean(True)
     while pending:
         product = dtype(arith.bitcast(dtype.mlir_type, seen.ir_value())) * value
         found = cute.arch.atomic_cas(
-            place, cmp=seen, val=Int32(arith.bitcast(Int32.mlir_type, product.ir_value())), sem="relaxed", scope="gpu"
+            place, cmp=seen, val=Int32(arith.bitcast(Int32.mlir_type, product.ir_value())), **_RELAXED
         )
         pending = found != seen
         seen = found

@@ -1,7 +1,7 @@
 """Vectors of registers element by element: inline PTX on each element or on pairs, and assembly from scalars.
 
 The vectors are the DSL's ``TensorSSA`` of shape (V,). Inline PTX is used where the DSL has no operation with the exact instruction.
-Imported by ``math`` and ``convert``.
+Imported by ``math``, ``convert`` and ``access``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from cutlass import Numeric, cute
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, vector
 
-__all__ = ["assemble", "each", "extract", "on_pairs", "size"]
+__all__ = ["assemble", "each", "extract", "inline", "on_pairs", "size"]
 
 # PTX register classes of the inline assembly's constraints.
-_REGISTER = {"f32": "f", "i32": "r", "i16": "h"}
+_REGISTER = {"f32": "f", "i32": "r", "i16": "h", "i64": "l"}
 
 
 def size(x: cute.TensorSSA) -> int:
@@ -41,7 +41,7 @@ def each(instruction: str, dtype: Any, *operands: cute.TensorSSA) -> cute.Tensor
     """``instruction`` (PTX, without operands) on every element; the result is a vector of ``dtype``."""
     count = size(operands[0])
     return assemble(
-        [_inline(instruction, dtype.mlir_type, [extract(x, i) for x in operands]) for i in range(count)], dtype
+        [_instruction(instruction, dtype.mlir_type, [extract(x, i) for x in operands]) for i in range(count)], dtype
     )
 
 
@@ -53,21 +53,29 @@ def on_pairs(instruction: str, pair: Any, dtype: Any, x: cute.TensorSSA) -> cute
     count = size(x)
     last = count - 1
     pairs = [
-        _inline(instruction, pair.mlir_type, [extract(x, min(i + 1, last)), extract(x, i)]) for i in range(0, count, 2)
+        _instruction(instruction, pair.mlir_type, [extract(x, min(i + 1, last)), extract(x, i)])
+        for i in range(0, count, 2)
     ]
     packed = assemble(pairs, pair).bitcast(dtype)
     return packed if count % 2 == 0 else assemble([extract(packed, i) for i in range(count)], dtype)
 
 
-def _inline(instruction: str, result: ir.Type, operands: list[ir.Value]) -> ir.Value:
+def _instruction(name: str, result: ir.Type, operands: list[ir.Value]) -> ir.Value:
     places = ", ".join(f"${i}" for i in range(len(operands) + 1))
-    constraints = ",".join([f"={_REGISTER[str(result)]}", *(_REGISTER[str(operand.type)] for operand in operands)])
+    return inline(f"{name} {places};", result, operands)
+
+
+def inline(text: str, result: ir.Type | None, operands: Sequence[Any], effects: bool = False) -> Any:
+    """Inline PTX. $0 is the result, where there is one; ``effects`` keeps it in place, for what touches memory."""
+    bare = [operand.ir_value() if isinstance(operand, Numeric) else operand for operand in operands]
+    inputs = [_REGISTER[str(operand.type)] for operand in bare]
+    outputs = [] if result is None else [f"={_REGISTER[str(result)]}"]
     return llvm.inline_asm(
         result,
-        operands,
-        f"{instruction} {places};",
-        constraints,
-        has_side_effects=False,
+        bare,
+        text,
+        ",".join(outputs + inputs),
+        has_side_effects=effects,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
