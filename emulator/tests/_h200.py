@@ -1,4 +1,4 @@
-"""What an H200 returned (driver 580, CUDA 13.0), recorded once: see record_h200.py for how, and to check it on another one.
+"""What an H200 returned (driver 580, CUDA 13.0), recorded once: record_tables.py checks it on another one, or records anew.
 
 data/h200_numerics.xz: every opcode on 40 lanes. data/h200_matrix.xz: mma.sync, wgmma, ldmatrix and stmatrix. Each is one
 line of JSON and a blob, compressed.
