@@ -14,13 +14,26 @@ Contracts that an evaluator keeps (``kernels/math`` and ``reference`` do):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import formulas as f
 
-__all__ = ["COMPARING", "REDUCTIONS", "SATURATING", "SELECTING", "TABLE", "ReductionMode", "Row", "zero_preserving"]
+if TYPE_CHECKING:
+    from .ir import Op
+
+__all__ = [
+    "COMPARING",
+    "REDUCTIONS",
+    "SATURATING",
+    "SELECTING",
+    "TABLE",
+    "ReductionMode",
+    "Row",
+    "keeps_zero",
+    "zero_preserving",
+]
 
 Value = Any  # a facade's vector, or a numpy array
 
@@ -32,7 +45,7 @@ class Row:
     arity      arguments in a Program (gen_index and constant are sources: none)
     lower      (m, *args, **attrs) -> vector, or mask
     attrs      the attributes that ``lower`` and ``reference`` take, all of them
-    keeps_zero (attrs) -> whether the result is exactly 0 where the argument is 0: False with more than one argument, because the
+    at_zero    (attrs) -> whether the result is exactly 0 where the argument is 0: False with more than one argument, because the
                other one may be infinite or NaN
     integer    whether it has an int32 form
     result     "value", or "mask"
@@ -42,7 +55,7 @@ class Row:
     arity: int
     lower: Callable[..., Value]
     attrs: tuple[str, ...] = ()
-    keeps_zero: Callable[[Mapping[str, Any]], bool] = lambda attrs: False
+    at_zero: Callable[[Mapping[str, Any]], bool] = lambda attrs: False
     integer: bool = False
     result: str = "value"
 
@@ -57,7 +70,25 @@ class Row:
 def zero_preserving(name: str, attrs: Mapping[str, Any]) -> bool:
     """Whether op ``name`` with ``attrs`` maps 0 to exactly 0; False for an op that the table does not know."""
     row = TABLE.get(name)
-    return row is not None and row.keeps_zero(attrs)
+    return row is not None and row.at_zero(attrs)
+
+
+def keeps_zero(prologue: Sequence[Op]) -> bool:
+    """Whether a mainloop prologue certainly maps an element that is 0 to exactly 0, whatever its scalars are.
+
+    Where it does not, the elements past the end of K, which are read as 0, have to be cleared after it: 0 times what the other
+    operand's prologue makes of its own zeros may be NaN, and the product of two such values is not 0.
+    """
+    zero, finite = {-1}, set()  # indices of values that are 0 where the element is, and of finite constants
+    for i, op in enumerate(prologue):
+        attrs = dict(op.attrs)
+        args = [arg.index if arg.kind == "val" else None for arg in op.args]
+        if op.name == "constant" and math.isfinite(attrs["value"]):
+            finite.add(i)
+        scaled = op.name == "mul" and any(arg in zero for arg in args) and all(arg in zero | finite for arg in args)
+        if scaled or (len(args) == 1 and args[0] in zero and zero_preserving(op.name, attrs)):
+            zero.add(i)
+    return not prologue or len(prologue) - 1 in zero
 
 
 _CLIPS = ("negative_slope", "lower_clip", "upper_clip")
@@ -78,7 +109,7 @@ def _unary(name: str, lower: Any) -> Row:
 
 
 def _unary_at_0(name: str, lower: Any, integer: bool = False) -> Row:
-    return Row(name, 1, lower, keeps_zero=_always, integer=integer)
+    return Row(name, 1, lower, at_zero=_always, integer=integer)
 
 
 def _binary(name: str, lower: Any, integer: bool = False) -> Row:

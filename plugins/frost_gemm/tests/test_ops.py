@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from frost_gemm.ops import COMPARING, REDUCTIONS, SATURATING, SELECTING, TABLE, zero_preserving
+from frost_gemm.ir import Op, Ref
+from frost_gemm.ops import COMPARING, REDUCTIONS, SATURATING, SELECTING, TABLE, keeps_zero, zero_preserving
 
 import cudnn_core
 from cudnn_core import lookup_op
@@ -215,6 +217,38 @@ def test_zero_preserving_is_what_the_op_does_at_zero(name, attrs):
 
 def test_an_unknown_op_is_not_zero_preserving():
     assert not zero_preserving("acme_norm", {})
+
+
+ELEMENT = Ref("val", -1)
+HALF = Op("constant", (), "float32", attrs=(("value", 0.5),))
+INFINITE = Op("constant", (), "float32", attrs=(("value", math.inf),))
+
+
+def chain(*names):
+    return tuple(Op(name, (Ref("val", i - 1),), "float32") for i, name in enumerate(names))
+
+
+@pytest.mark.parametrize(
+    ("prologue", "keeps"),
+    [
+        ((), True),
+        (chain("identity", "abs", "tanh"), True),
+        (chain("identity", "exp"), False),
+        (chain("exp", "log"), False),
+        (chain("sigmoid", "abs"), False),
+        ((HALF, Op("mul", (ELEMENT, Ref("val", 0)), "bfloat16")), True),
+        ((HALF, Op("mul", (Ref("val", 0), ELEMENT), "bfloat16")), True),
+        ((HALF, Op("add", (ELEMENT, Ref("val", 0)), "bfloat16")), False),
+        ((INFINITE, Op("mul", (ELEMENT, Ref("val", 0)), "bfloat16")), False),
+        ((Op("mul", (ELEMENT, Ref("aux", 0)), "bfloat16"),), False),  # the scalar may be infinite
+        ((Op("sigmoid", (ELEMENT,), "float32"), Op("mul", (ELEMENT, Ref("val", 0)), "bfloat16")), False),
+        ((Op("relu", (ELEMENT,), "float32"), Op("mul", (ELEMENT, Ref("val", 0)), "bfloat16")), True),
+        ((HALF, Op("mul", (Ref("val", 0), Ref("val", 0)), "bfloat16")), False),
+        ((Op("acme_norm", (ELEMENT,), "bfloat16"),), False),
+    ],
+)
+def test_prologues_that_keep_the_zeros_past_the_end_of_k(prologue, keeps):
+    assert keeps_zero(prologue) == keeps
 
 
 def test_every_function_of_the_facade_is_needed_and_documented():
