@@ -95,3 +95,31 @@ def test_an_aligned_instruction_in_a_diverged_warp_is_found():
     broken = "mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 16; @%p1 bra A; bar.sync 0; bra END;\nA: bar.sync 0;\nEND:"
     assert "divergence" in kinds(launch(broken))
     assert not kinds(launch("bar.sync 0;", block=64))
+
+
+@pytest.mark.parametrize("kind", ["u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"])
+def test_cvt_pack_saturates_and_packs(kind):
+    rng = np.random.default_rng(1)
+    bits = int(kind[1:])
+    near = 1 << bits
+    a, b = (
+        np.concatenate((rng.integers(-2 * near, 2 * near, 24), rng.integers(-(1 << 31), 1 << 31, 8))).astype(np.int32)
+        for _ in range(2)
+    )
+    c, out = rng.integers(0, 1 << 32, 32, dtype=np.uint32), np.zeros(32, np.uint32)
+    wide = kind in ("u16", "s16")
+    body = (
+        " ".join(f"ld.param.u64 %rd{i}, [p{i}];" for i in range(4)) + " mov.u32 %r1, %tid.x; mul.wide.u32 %rd9, %r1, 4;"
+    )
+    body += " ".join(f"add.s64 %rd{i}, %rd{i}, %rd9;" for i in range(4)) + " ".join(
+        f"ld.global.b32 %r{2 + i}, [%rd{i}];" for i in range(3)
+    )
+    body += f"cvt.pack.sat.{kind}.s32{'' if wide else '.b32'} %r6, %r2, %r3{'' if wide else ', %r4'}; st.global.b32 [%rd3], %r6;"
+    report = launch(body, [a, b, c, out], ", ".join(f".param .u64 p{i}" for i in range(4)), target="sm_90a")
+    assert not report.findings
+    low, high = (-(near // 2), near // 2 - 1) if kind[0] == "s" else (0, near - 1)
+    for lane in range(32):
+        expected = 0 if wide else int(c[lane])
+        for value in (int(a[lane]), int(b[lane])):  # b ends up lowest
+            expected = expected << bits | min(max(value, low), high) & near - 1
+        assert out[lane] == expected & 0xFFFFFFFF

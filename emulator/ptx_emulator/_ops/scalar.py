@@ -195,7 +195,27 @@ def _selp(instr: Instruction, ctx: Context) -> Run:
     return lambda w: write(w, np.where(pick(w), w.regs[a], w.regs[b]))
 
 
+def _cvt_pack(instr: Instruction, ctx: Context) -> Run:
+    """cvt.pack.sat: two s32 saturated to a narrow type and packed, b lowest; the rest is c from its bit 0 up (9.7.9.22)."""
+    kind = instr.modifiers[2]
+    if instr.modifiers[1] != "sat" or kind[0] not in "us" or instr.modifiers[3] != "s32":
+        raise UnsupportedError(instr.op, instr.line)
+    bits = int(kind[1:])
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
+    slots = [ctx.slot(o, np.uint32, instr) for o in instr.operands[1:]]
+    write, mask = ctx.writer(instr.operands[0], instr), np.uint32((1 << bits) - 1)
+
+    def run(w: Any) -> None:
+        a, b = (np.clip(w.regs[s].view(np.int32), low, high).astype(np.int32).view(np.uint32) & mask for s in slots[:2])
+        packed = b | a << np.uint32(bits)
+        write(w, packed | w.regs[slots[2]] << np.uint32(2 * bits) if len(slots) == 3 else packed)
+
+    return run
+
+
 def _cvt(instr: Instruction, ctx: Context) -> Run:
+    if instr.modifiers[:1] == ("pack",):
+        return _cvt_pack(instr, ctx)
     compute = convert(instr.op)
     kinds = [m for m in instr.modifiers if m in DTYPES]
     dtype = DTYPES[kinds[-1]] if kinds and instr.modifiers[-1] in DTYPES else np.uint32
