@@ -85,12 +85,15 @@ class Located(Protocol):
 
 
 class Findings:
-    """Collects findings; the same kind at the same place between the same places is one finding with a count."""
+    """Collects findings; the same kind at the same place between the same places is one finding with a count.
 
-    def __init__(self, seed: int, check: str) -> None:
+    `strict` is for the detectors that depend on it.
+    """
+
+    def __init__(self, seed: int, check: str, strict: bool = False) -> None:
         if check not in ("report", "raise"):
             raise ValueError(f'check must be "report" or "raise", not {check!r}')
-        self.seed, self.check = seed, check
+        self.seed, self.check, self.strict = seed, check, strict
         self.counts: dict[str, int] = {}
         self._seen: set[tuple[Any, ...]] = set()
         self._found: list[Finding] = []

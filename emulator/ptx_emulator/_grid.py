@@ -44,7 +44,7 @@ class Machine:
                  strict: bool) -> None:  # fmt: skip
         self.module, self.entry = module, entry
         self.grid, self.block, self.cluster = _dims(grid, "grid"), _dims(block, "block"), _dims(cluster, "cluster")
-        self.findings = Findings(seed, check)
+        self.findings = Findings(seed, check, strict)
         self.limits = Limits.of(module.target, limits)
         self.threads = self.block[0] * self.block[1] * self.block[2]
         self.seed, self.schedule, self.strict = seed, schedule, strict
@@ -191,7 +191,8 @@ def run_ptx(
             registered), a number (packed by the parameter's type) or bytes (a raw parameter such as a tensor map).
         seed, schedule: see `_schedule`; check="raise" raises `FindingError` at the first finding.
         strict: also report what the ISA asks for but known-good kernels leave to the compiler: tcgen05.wait::ld before
-            registers are used, tcgen05.wait::st, wgmma.fence after every use of its registers.
+            registers are used, tcgen05.wait::st, wgmma.fence after every use of its registers; and unordered stores of
+            the same value.
         dynamic_smem: bytes of dynamic shared memory.
         limits: `Limits`, or a mapping that overrides those of the module's target.
         buffers: further tensors that raw parameters point to, or a mapping address -> uint8 array.

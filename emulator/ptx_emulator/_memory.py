@@ -110,7 +110,9 @@ class Region:
             if inside.any():
                 self.store(offsets[inside], values[inside], access)
             return
-        if not self.misaligned(offsets, width, access) and width in _WORDS and self.size % width == 0:
+        aligned = not self.misaligned(offsets, width, access)
+        self.order.write(access, self._granules(offsets, width), 4, width < 4, lambda: self._holds(offsets, values))
+        if aligned and width in _WORDS and self.size % width == 0:
             word, at = _WORDS[width], offsets // width
             self.data.view(word)[at] = np.ascontiguousarray(values).view(word).reshape(-1)
             self.init.view(word)[at] = int.from_bytes(b"\1" * width, "little")
@@ -118,7 +120,12 @@ class Region:
             index = offsets[:, None] + _STEPS[width]
             self.data[index] = values
             self.init[index] = 1
-        self.order.write(access, self._granules(offsets, width), 4, width < 4)
+
+    def _holds(self, offsets: Offsets, values: Bytes) -> npt.NDArray[np.bool_]:
+        """Which granules of a store have the value already: [lanes] up to 4 bytes a lane, else [lanes, width / 4]."""
+        lanes, width = values.shape
+        equal = self.data[offsets[:, None] + _STEPS[width]] == values
+        return equal.all(axis=1) if width <= 4 else equal.reshape(lanes, width // 4, 4).all(axis=2)
 
     # asynchronous and matrix operations: order is checked at issue, bytes move at completion
 

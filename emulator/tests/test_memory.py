@@ -109,6 +109,15 @@ def test_two_ctas_that_write_one_word_race():
     assert not kinds(launch(LOAD + "red.global.add.u32 [%rd5], %r1;", [a, b], POINTERS, grid=2))
 
 
+def test_warps_that_store_the_same_value_race_only_in_a_strict_run():
+    body = "ld.param.u64 %rd1, [a]; mov.u32 %r1, %tid.x; shr.u32 %r1, %r1, 5; and.b32 %r1, %r1, {}; st.global.v2.b32 [%rd1], {{7, %r1}};"
+    for mask, strict, expected in ((0, False, set()), (0, True, {"race"}), (1, False, {"race"})):
+        out = np.zeros(2, np.uint32)
+        report = launch(body.format(mask), [out], ".param .u64 a", block=64, strict=strict)
+        assert kinds(report) == expected
+        assert out[0] == 7
+
+
 def test_a_write_after_an_unordered_read_races():
     body = """
  mov.u32 %r1, %tid.x; mov.b32 %r3, smem; setp.lt.u32 %p1, %r1, 32; @%p1 st.shared.b32 [%r3], 7; bar.sync 0;

@@ -320,7 +320,8 @@ L: mul.wide.u32 %rd2, %r3, 4; add.s64 %rd2, %rd1, %rd2; ld.global.b32 %r5, [%rd2
     assert "proxy_fence" in kinds(launch(unfenced, [out], ".param .u64 out", grid=6, shared=64))
 
 
-def test_a_map_edited_on_the_device_is_used():
+@pytest.mark.parametrize("held", [64, 128])  # bytes of the map that the kernel copies before it edits them
+def test_a_map_edited_on_the_device_is_used(held):
     array = aligned((16, 32), np.float32, np.arange(512).reshape(16, 32))
     workspace = aligned(128, np.uint8)
     address, body = array.__array_interface__["data"][0], LOAD
@@ -332,7 +333,7 @@ def test_a_map_edited_on_the_device_is_used():
  """
     copy = "\n".join(
         f" ld.param.v4.b32 {{{{%r30, %r31, %r32, %r33}}}}, [map+{i}]; st.shared.v4.b32 [%r2+{256 + i}], {{{{%r30, %r31, %r32, %r33}}}};"
-        for i in range(0, 128, 16)
+        for i in range(0, held, 16)
     )
     publish = "READY: ld.param.u64 %rd10, [work]; bar.sync 0; setp.ge.u32 %p9, %r1, 32;\n tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd10], [%r2+256], 128;\n bar.sync 0;"
     body = body.replace("{fence}", "{fence}" + copy + edit).replace("READY: bar.sync 0;", publish)

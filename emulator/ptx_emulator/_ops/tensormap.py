@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._findings import UnsupportedError
+from .._memory import OFFSET_MASK
 from .._ptx import Imm, Instruction
 from .._translate import Context, Run
 from .memory import load_bytes, store_bytes
@@ -109,9 +110,14 @@ def _copy(instr: Instruction, ctx: Context) -> Run:
         access = w.access(instr)
 
         def move() -> None:
-            raw = np.concatenate([load_bytes("shared", w, np.array([origin(w) + i]), 64, access) for i in (0, 64)])
-            for i in (0, 1):
-                store_bytes("global", w, np.array([to(w) + 64 * i]), raw[i : i + 1], access)
+            raw = load_bytes("shared", w, np.array([origin(w)]), 64, access)
+            store_bytes("global", w, np.array([to(w)]), raw, access)
+            # nothing is in the upper half of a map, and CuTe's kernels leave it out of the one that they edit
+            start = (origin(w) & OFFSET_MASK) + 64
+            upper = np.zeros((1, 64), np.uint8)
+            held = w.cta.shared.data[start : start + 64]
+            upper[0, : len(held)] = held
+            store_bytes("global", w, np.array([to(w) + 64]), upper, access)
 
         _one_lane(w, move)
 
