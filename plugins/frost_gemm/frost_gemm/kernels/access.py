@@ -49,17 +49,18 @@ class Access:
 
     def segments(self) -> list[tuple[int, ...]]:
         """The elements, by their indices, in vectors: neighbours along the unit axis, aligned to their whole size."""
-        if self.unit is None:
+        unit = self.unit
+        if unit is None:
             return [(i,) for i in range(len(self.offsets))]
         rest = {offset: i for i, offset in enumerate(self.offsets)}
         assert len(rest) == len(self.offsets), "elements are distinct"
         widest = math.gcd(self.multiple, VECTOR_BITS // self.bits)
         parts = []
-        for offset in sorted(rest, key=lambda o: (o[1 - self.unit], o[self.unit])):
+        for offset in sorted(rest, key=lambda o: (o[1 - unit], o[unit])):
             if offset not in rest:
                 continue
             width = widest
-            while offset[self.unit] % width or any(self._next(offset, step) not in rest for step in range(width)):
+            while offset[unit] % width or any(self._next(offset, step) not in rest for step in range(width)):
                 width //= 2
             parts.append(tuple(rest.pop(self._next(offset, step)) for step in range(width)))
         return parts
@@ -92,7 +93,7 @@ class Access:
 
     def _line(self, offset: tuple[int, int]) -> tuple[int, int]:
         """What elements of the same line along the unit axis have in common."""
-        return tuple(0 if axis == self.unit else steps for axis, steps in enumerate(offset))
+        return 0 if self.unit == 0 else offset[0], 0 if self.unit == 1 else offset[1]
 
     def _lines(self, tensor: cute.Tensor, position: Any) -> dict[tuple[int, int], cute.Pointer]:
         """The address of every line at the position; the elements lie at static distances from it."""

@@ -124,6 +124,7 @@ class _Unpacker:
         return self._mn_tensor(name, member.dtype, 0, "", reduced)
 
     def _mn_tensor(self, name: str, dtype: str, alignment: int, major: str, broadcast: str) -> cute.Tensor:
+        alignment = alignment if major else 0  # without a unit stride it is accessed element by element
         stride = self._strides(name, dtype, alignment, {"n": "col", "m": "row", "": ""}[major], broadcast)
         return self._tensor(name, dtype, alignment, (self.m, self.n, self.l), stride)
 

@@ -135,8 +135,13 @@ class Epilogue:
 
     def dtype(self, ref: Ref) -> str:
         """The declared data type of a value."""
-        members = {"acc": self.program.gemms, "val": self.program.ops, "aux": self.program.aux}[ref.kind]
-        return members[ref.index].dtype
+        members: dict[str, Sequence[Any]] = {
+            "acc": self.program.gemms,
+            "val": self.program.ops,
+            "aux": self.program.aux,
+        }
+        dtype: str = members[ref.kind][ref.index].dtype
+        return dtype
 
     def _put(self, values: Values, ref: Ref, vector: Vector, dtype: str, exact: bool) -> None:
         small = None
@@ -196,7 +201,7 @@ class Epilogue:
 
 def _needed(program: Program) -> frozenset[Ref]:
     """The values that the sinks depend on."""
-    pending = [sink.value for sink in (*program.stores, *program.reductions)]
+    pending = [store.value for store in program.stores] + [reduction.value for reduction in program.reductions]
     found: set[Ref] = set()
     while pending:
         ref = pending.pop()

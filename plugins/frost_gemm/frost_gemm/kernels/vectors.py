@@ -21,7 +21,8 @@ _REGISTER = {"f32": "f", "i32": "r", "i16": "h", "i64": "l"}
 
 def size(x: cute.TensorSSA) -> int:
     """Elements of a vector."""
-    return cute.size(x.shape)
+    count: int = cute.size(x.shape)
+    return count
 
 
 def extract(x: cute.TensorSSA, index: int) -> ir.Value:
