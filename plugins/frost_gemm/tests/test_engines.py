@@ -162,6 +162,14 @@ def test_deciding_imports_neither_the_dsl_nor_a_framework():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.L2
+def test_the_conformance_kit_passes_as_far_as_it_goes_without_a_gpu(tmp_path):
+    command = [sys.executable, "-m", "pytest", "-p", "cudnn_core.testing", "--cudnn-plugin", "frost_gemm", "-q"]
+    done = subprocess.run([*command, "-m", "not gpu"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "9 passed" in done.stdout
+
+
 # Plans: these compile
 
 
