@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import ptx_emulator
 import torch
-from cudnn_core import CompileCache, DeviceInfo, HostBlock
 from frost_gemm import compile as compiling
 from frost_gemm.config import TileConfig
 from frost_gemm.facts import arch_facts
 from frost_gemm.ir import Gemm, Matrix, Program, Ref, Store, argument_words
 from frost_gemm.layout import plan_layout
+
+from cudnn_core import CompileCache, DeviceInfo, HostBlock
 
 TORCH = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "int32": torch.int32, "int8": torch.int8,
