@@ -67,7 +67,10 @@ class Agents:
 
 
 class Events:
-    """Table of memory accesses: agent, clock, instruction, proxy. Event 0 is the host's initialisation."""
+    """Table of memory accesses: agent, clock, instruction, proxy. Event 0 is the host's initialisation.
+
+    `swizzles` has the swizzle of writes by tensor copies, by event.
+    """
 
     def __init__(self) -> None:
         self.agent: Any = np.zeros(1024, np.int32)
@@ -75,6 +78,7 @@ class Events:
         self.generic: Any = np.zeros(1024, np.bool_)
         self.partial: Any = np.zeros(1024, np.bool_)
         self.at: list[Any] = [None]
+        self.swizzles: dict[int, str] = {}  # of the writes that tensor copies made
 
     def new(self, agent: int, clock: int, generic: bool, partial: bool, at: Any) -> int:
         index = len(self.at)

@@ -222,7 +222,8 @@ def matrix_problems(
     """Why the operand is illegal (empty: legal): swizzle code, constants, majorness, 256 KiB wrap.
 
     A start address inside the swizzle pattern is legal: the swizzle goes by the absolute address, and public kernels
-    start there with base offset 0. Whether the pattern itself is aligned cannot be seen from a descriptor.
+    start there with base offset 0. Whether the pattern itself is aligned cannot be seen from a descriptor; what a tensor
+    copy wrote is compared with it when the operand is read (`_tcgen05.layout_problems`).
     """
     problems: list[str] = []
     if desc.swizzle not in SWIZZLES:

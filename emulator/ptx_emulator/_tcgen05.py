@@ -27,21 +27,34 @@ from ._layout import (
 )
 from ._matmul import accumulate, decode_elements, decode_unpacked, decompress, expand_scales
 
-__all__ = ["CopyOp", "Form", "MatrixOp", "Operands", "report_once"]
+__all__ = ["CopyOp", "Form", "MatrixOp", "Operands", "layout_problems", "report_once"]
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
 
 def report_once(findings: Any, problems: list[str], what: str, at: Any, who: str) -> bool:
-    """Report descriptor problems; True when there are none.
-
-    A start inside the swizzle pattern is no problem as long as TMA wrote the data: both swizzle by absolute address,
-    and the public Blackwell dense_gemm example starts 128 bytes into the pattern with base offset 0.
-    """
-    problems = [p for p in problems if "-byte " not in p or "into the" not in p]
+    """Report descriptor problems; True when there are none."""
     for problem in problems:
         findings.add("descriptor", f"{what}: {problem}", at, (who,), key=what + problem[:20])
     return not problems
+
+
+def layout_problems(region: Any, chunks: Array, desc: MatrixDescriptor) -> list[str]:
+    """How a matrix descriptor contradicts the tensor copy that wrote the operand (its first, middle and last piece).
+
+    A tensor copy swizzles by absolute address, so that a base offset is wrong for what it wrote.
+    """
+    flat, events, problems = chunks.reshape(-1), region.order.events, []
+    for event in set(region.order.writer[flat[[0, len(flat) // 2, -1]] >> 2].tolist()):
+        mode = events.swizzles.get(event)
+        if mode is None:
+            continue
+        by = f"the tensor copy at PTX line {events.at[event].line}"
+        if mode != desc.swizzle:
+            problems.append(f"swizzle {desc.swizzle}, but {by} wrote the operand with {mode}")
+        elif desc.base_offset:
+            problems.append(f"base offset {desc.base_offset}, but {by} swizzled by absolute address")
+    return problems
 
 
 def _slabs(lanes: Array) -> tuple[int, ...]:
@@ -122,6 +135,9 @@ class MatrixOp:
             for name, _, rows, major in matrices:
                 chunks = operand_chunks(self.matrices[name], rows, self.kbytes, major, bits)
                 self.ok &= owner.shared.check_chunks(chunks.reshape(-1), 16, access, False)
+                if self.ok:
+                    wrong = layout_problems(owner.shared, chunks, self.matrices[name])
+                    report_once(findings, wrong, f"descriptor of {name}", instr, w.name)
             if operands.a_in_tensor:
                 lanes, start = self._tensor_rows()
                 self.ok &= owner.tensor.check(_slabs(lanes), start, self.kbytes // 4, access, False, w.name)
@@ -237,6 +253,9 @@ class CopyOp:
         for owner in pair:
             chunks = operand_chunks(self.desc, self.rows, self.kbytes, "K", 8)
             self.ok &= owner.shared.check_chunks(chunks.reshape(-1), 16, access, False)
+            if self.ok:
+                wrong = layout_problems(owner.shared, chunks, self.desc)
+                report_once(w.machine.findings, wrong, "descriptor of the copy", instr, w.name)
             self.ok &= owner.tensor.check(_slabs(self.lanes), self.column, self.kbytes // 4, access, True, w.name)
 
     def complete(self) -> None:

@@ -133,6 +133,7 @@ def _tensor_load(instr: Instruction, ctx: Context, rank: int, gather: bool) -> R
             pieces = box.pieces(place[1])
             writing = record(w, instr, w.cta.rank)
             if place[0].shared.check_chunks(pieces.reshape(-1), 16, writing, True):
+                w.machine.events.swizzles[len(w.machine.events.at) - 1] = box.map.swizzle
                 targets.append((place[0], pieces, barrier, barrier.phase, after(w, reading, writing)))
         count("bytes.tma.load", box.size * len(targets))
 

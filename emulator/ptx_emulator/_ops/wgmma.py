@@ -24,7 +24,7 @@ from .._matmul import accumulate, decode_elements
 from .._ptx import Imm, Instruction, Reg, Vec
 from .._schedule import Wait
 from .._sparsity import expand, illegal, metadata, selectors
-from .._tcgen05 import report_once
+from .._tcgen05 import layout_problems, report_once
 from .._translate import Context, Run
 from .._warp import BLOCK
 
@@ -185,11 +185,16 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
                 findings, matrix_problems(a, 64, a_kbytes, a_major, bits, "wgmma"), "descriptor of A", instr, who
             )
         if ok:
-            ok &= region.check_chunks(operand_chunks(b, n, kbytes, b_major, bits).reshape(-1), 16, access, False)
+            pieces = operand_chunks(b, n, kbytes, b_major, bits)
+            ok &= region.check_chunks(pieces.reshape(-1), 16, access, False)
+            wrong = layout_problems(region, pieces, b) if ok else []
+            report_once(findings, wrong, "descriptor of B", instr, who)
             if a is not None:
                 chunks = operand_chunks(a, 64, a_kbytes, a_major, bits)
                 chunks = chunks[quarter] if a_major == "K" else chunks
                 ok &= region.check_chunks(chunks.reshape(-1), 16, access, False)
+                wrong = layout_problems(region, chunks, a) if ok else []
+                report_once(findings, wrong, "descriptor of A", instr, who)
         held = np.stack([w.regs[s] for s in a_slots], axis=1) if in_registers else None
         codes = sparse(w) if sparse is not None else None
         adds = bool(enable(w)[w.lead])
