@@ -70,10 +70,12 @@ def rules(program: Program) -> tuple[Rule, ...]:
             found += _tensor_rules(f"{group}{i}", matrix.dtype, matrix.alignment, unit, TMA_STRIDE_LIMIT)
     for i, aux in enumerate(program.aux):
         if not aux.by_value:
-            found += _tensor_rules(f"aux{i}", aux.dtype, aux.alignment, _UNITS[aux.major])
+            # Without a unit stride it is accessed element by element.
+            found += _tensor_rules(f"aux{i}", aux.dtype, aux.alignment if aux.major else 0, _UNITS[aux.major])
     for i, store in enumerate(program.stores):
-        limit = TMA_STRIDE_LIMIT if store.alignment >= TMA_ALIGNMENT else 0
-        found += _tensor_rules(f"store{i}", store.dtype, store.alignment, _UNITS[store.major], limit)
+        aligned = store.alignment if store.major else 0
+        limit = TMA_STRIDE_LIMIT if aligned >= TMA_ALIGNMENT else 0
+        found += _tensor_rules(f"store{i}", store.dtype, aligned, _UNITS[store.major], limit)
     for i, reduction in enumerate(program.reductions):
         found += _tensor_rules(f"reduction{i}", reduction.dtype, 0, "")
     return tuple(found)
