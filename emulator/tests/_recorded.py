@@ -3,6 +3,7 @@
 import json
 import lzma
 import runpy
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,17 @@ CASES = runpy.run_path(str(HERE / "kernels" / "cases.py"))["CASES"]
 
 @cache
 def recording(key):
-    return json.loads(lzma.decompress((DATA / f"{key}.json.xz").read_bytes()))
+    """Entry, launch, parameters and PTX of a case. A file may be the edits to the lines of another case's PTX."""
+    found = json.loads(lzma.decompress((DATA / f"{key}.json.xz").read_bytes()))
+    if "like" not in found:
+        return found
+    base = recording(found["like"])
+    if zlib.crc32(base["ptx"].encode()) != found["crc"]:
+        raise ValueError(f"{found['like']} was recorded anew: record {key} too")
+    lines = base["ptx"].split("\n")
+    for start, stop, new in reversed(found["edits"]):
+        lines[start:stop] = new
+    return {**base, "ptx": "\n".join(lines)}
 
 
 class Outcome(NamedTuple):

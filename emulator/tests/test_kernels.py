@@ -1,5 +1,7 @@
 """The six kernels of tests/kernels, recorded: exact against numpy and free of findings, whatever the schedule."""
 
+import json
+import lzma
 import runpy
 from pathlib import Path
 
@@ -47,7 +49,7 @@ def test_recordings_fit_their_kernel(key):
 def test_recordings_are_small():
     files = list(DATA.glob("*.xz"))
     assert {f.name.removesuffix(".json.xz") for f in files} == set(CASES)
-    assert sum(f.stat().st_size for f in files) < 300_000
+    assert sum(f.stat().st_size for f in files) < 40_000
 
 
 @pytest.mark.parametrize(
@@ -65,3 +67,16 @@ def test_recordings_are_small():
 def test_kernels_use_what_they_are_for(key, expected):
     text = recording(key)["ptx"]
     assert not [name for name in expected if name not in text]
+
+
+def test_edits_of_another_recording_than_the_one_at_hand_are_refused(tmp_path, monkeypatch):
+    scope = recording.__wrapped__.__globals__
+    (name,) = {f.name for f in DATA.glob("clc_gemm.sm_103a*")}
+    (tmp_path / name).write_bytes((DATA / name).read_bytes())
+    base = {**recording("clc_gemm.sm_100a"), "ptx": "other"}
+    (tmp_path / "clc_gemm.sm_100a.json.xz").write_bytes(lzma.compress(json.dumps(base).encode()))
+    monkeypatch.setitem(scope, "DATA", tmp_path)
+    recording.cache_clear()
+    with pytest.raises(ValueError, match=r"clc_gemm\.sm_100a was recorded anew: record clc_gemm\.sm_103a too"):
+        recording("clc_gemm.sm_103a")
+    recording.cache_clear()
