@@ -6,10 +6,12 @@
 `cubins` compiles the kernels again, checks that the PTX is the recorded one and keeps the cubins (a driver older than
 the compiler loads those, not its PTX). `run` launches them as recorded, with the addresses of real allocations: once
 with the tensor maps of `encode_tensor_map`, once with the recorded maps with nothing but the address replaced. Both
-must return the same bytes. Inputs come from `inputs(case)`, which depends on no numpy version, so only their CRC is kept.
+must return the same bytes. Inputs come from `inputs(case)`, which depends on no numpy version, so only their CRC is kept. Of an
+output that is compared bit for bit every ninth row is kept, and a digest.
 """
 
 import ctypes
+import hashlib
 import json
 import os
 import runpy
@@ -62,6 +64,20 @@ def inputs(case):
         arrays[0].view(np.uint16)[5] = np.resize(np.array([0x0001, 0x83FF, 0x0000, 0x8000], np.uint16), 128)
         arrays[0].view(np.uint16)[6] = 0x7BFF
     return arrays
+
+
+def bitwise(case):
+    """Whether the emulator must return the same bits: copies, and sums that are exact in float32."""
+    return case.startswith("tma_copy") or case.endswith("exact")
+
+
+def sample(result):
+    """The rows that are kept of a result that is compared bit for bit, beside a digest."""
+    return np.ascontiguousarray(result[::9])
+
+
+def digest(result):
+    return hashlib.sha256(result.tobytes()).hexdigest()[:16]
 
 
 def crc(arrays):
@@ -133,7 +149,7 @@ class Device:
 def run(folder, target):
     """Launch every case in both forms and keep the outputs."""
     recording = runpy.run_path(str(HERE.parent / "_recorded.py"))["recording"]
-    device, kept, index, failed = Device(), {}, {}, []
+    device, results, kept, index, failed = Device(), {}, {}, {}, []
 
     def launch(case, encode):
         key = CASES[case][0]
@@ -158,13 +174,14 @@ def run(folder, target):
         failed += [] if good else [case]
         print(f"{case:20} {crc(arrays):#010x} {equal!s:5} {np.isnan(result).sum():5} {np.isinf(result).sum():5}"
               f" {size:10.4g} {error:9.3g}{'' if good else '  FAILED'}")  # fmt: skip
-        kept[case.replace("/", ".")] = result
-        index[case] = crc(arrays)
+        results[case] = result
+        kept[case.replace("/", ".")] = sample(result) if bitwise(case) else result
+        index[case] = [crc(arrays), digest(result)]
     index["device"], index["driver"] = device.name, int(device.version)
     index_bytes = np.frombuffer(json.dumps(index).encode(), np.uint8)
     np.savez_compressed(target, index=index_bytes, **kept)
     for case in CASES:  # last: a map that the GPU refuses ends every launch of this process
-        if launch(case, encode=False)[1].tobytes() != kept[case.replace("/", ".")].tobytes():
+        if launch(case, encode=False)[1].tobytes() != results[case].tobytes():
             failed.append(f"{case} with the recorded maps")
     print(f"{target}: {Path(target).stat().st_size} bytes", f"FAILED: {failed}" if failed else "ok")
     return bool(failed)
