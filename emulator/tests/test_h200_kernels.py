@@ -44,7 +44,7 @@ def test_the_recording_is_of_an_h200_and_complete():
     assert set(INDEX) - {"device", "driver"} == set(CASES)
 
 
-@pytest.mark.parametrize("case", filter(bitwise, CASES))
+@pytest.mark.parametrize("case", list(filter(bitwise, CASES)))
 def test_copies_and_exact_sums_are_the_bits_that_the_h200_returns(case):
     output = emulated(case)[-1]
     np.testing.assert_array_equal(sample(output).view(np.uint32), OUTPUTS[case.replace("/", ".")].view(np.uint32))
