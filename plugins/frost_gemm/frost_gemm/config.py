@@ -6,7 +6,7 @@ A frozen value, made by ``select`` or from a plan's knobs; ``layout.plan_layout`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["TileConfig"]
@@ -46,8 +46,7 @@ class TileConfig:
 
     def knobs(self, names: tuple[str, ...]) -> dict[str, Any]:
         """The knobs of an engine that has these."""
-        values = asdict(self)
-        return {name: values[name] for name in names}
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_knobs(cls, knobs: Mapping[str, Any]) -> TileConfig:
