@@ -51,8 +51,7 @@ def executor(
                 if not operand.by_value:
                     arena.add(pointer, _extent(operand), _label(operand),
                               fresh=operand.role == "output", writable=operand.role != "input")  # fmt: skip
-            if plan.workspace_size:
-                arena.add(workspace, plan.workspace_size, "workspace", fresh=True)
+            arena.add(workspace, plan.workspace_size, "workspace", fresh=True)  # none: an address where nothing is
             packed = pack_arguments(subject, plan.host_arguments(artifact, pack, workspace), arena)
             report = run_host(subject, packed, arena, seed=seed, schedule=schedule, strict=strict, limits=plan.device,
                               timeout=timeout)  # fmt: skip

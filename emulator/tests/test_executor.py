@@ -139,6 +139,31 @@ def test_an_engine_may_pass_addresses_sizes_and_values_in_a_host_block(artifact,
     np.testing.assert_array_equal(case.y, case.a + case.a)
 
 
+def test_the_workspace_of_a_plan_without_one_is_an_address_where_nothing_is(artifact):
+    def arguments(given, pack, workspace):
+        return cudnn_core.HostBlock(struct.pack("<3Q", pack.pointers[0], workspace, pack.pointers[2]), (0, 8, 16)), None
+
+    body = """
+    struct { float *a, *space, *y; } *w = *(void **)a[0];
+    dim one = {1, 1, 1}, block = {32, 1, 1};
+    void *p[] = {&w->a, &w->SECOND, &w->y};
+    *result = w->space && w->space != w->a ? run(one, block, one, 0, p) : 99;
+    """
+    for second, kinds in (("a", set()), ("space", {"out_of_bounds"})):
+        raw = HOSTS["host_object"](body.replace("SECOND", second), kernel="add")
+        case = Case(artifact._replace(object=raw), host_arguments=arguments)
+        space = np.zeros(1, np.uint8)
+        try:
+            executor(case.plan, case.pack, space.ctypes.data)
+            found = set()
+        except FoundError as error:
+            found = {finding.kind for finding in error.report.findings}
+        assert found == kinds
+    stray = cudnn_core.HostBlock(bytes(8) + b"\1" * 8, addresses=(0, 8))
+    with pytest.raises(EmulationError, match="the word at byte 8 of the host block is 0x101010101010101"):
+        Case(artifact, host_arguments=lambda *_: (stray, None)).run()
+
+
 def test_a_tvm_ffi_function_gets_the_default_arguments_too(artifact):
     body = """
     dim one = {1, 1, 1}, block = {32, 1, 1};
