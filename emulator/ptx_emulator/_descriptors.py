@@ -178,6 +178,7 @@ def _shape_problem(desc: InstructionDescriptor, cta_group: int, ws: bool) -> str
 
 def _scale_problem(desc: InstructionDescriptor, vector: int) -> str:
     """Scale-factor ids by the factors per row (ISA 9.7.16.10.7.2); `vector` is the block size."""
+    vector = vector // 2 if desc.sparse else vector
     legal = {16: (0,), 32: (0, 2)}[vector] if desc.element_bits == 4 else (0, 1, 2, 3)
     if desc.k == 96:
         legal = (0, 2) if vector == 16 else (0, 1, 2, 3)
@@ -202,6 +203,12 @@ def instruction_problems(
         problems.append(_scale_problem(desc, vector))
     if desc.k == 96 and cta_group == 2 and desc.m != 256:
         problems.append("K=96 of a CTA pair needs M=256")
+    if desc.sparse and desc.sparsity_id > (1 if desc.element_bits >= 16 else 0):
+        problems.append(f"sparsity selector {desc.sparsity_id} is not defined for kind::{desc.kind}")
+    if desc.sparse and desc.k == 192:
+        problems.append("K=96 has no sparse form")
+    if desc.sparse and ws and desc.n == 256:
+        problems.append("a sparse .ws instruction has N of 64 or 128")
     shape = _shape_problem(desc, cta_group, ws)
     if shape:
         problems.append(shape)

@@ -60,24 +60,25 @@ def _split(data: Array, bits: int) -> Array:
 
 
 def decompress(data: Array, bits: int) -> Array:
-    """Rows of padded 4- or 6-bit elements (16 at the start of every 16 bytes) to one element a byte: tcgen05.cp .b8x16.
-
-    The places in the byte are those that `decode_unpacked` reads.
-    """
+    """Rows of padded 4- or 6-bit elements (16 at the start of every 16 bytes) to one element a byte: tcgen05.cp .b8x16."""
     rows = data.shape[0]
     codes = _split(data.reshape(rows, -1, 16)[:, :, : 2 * bits].reshape(rows, -1), bits)
-    return codes << np.uint8(2) if bits == 4 else codes
+    return codes << np.uint8(_PLACE["tensor"][bits])
 
 
-def decode_unpacked(data: Array, name: str) -> Array:
-    """As `decode_elements`, for narrow types one a byte: tensor memory and registers of the f8f6f4 kinds.
+# first bit of a narrow element in its byte: ISA 9.7.14.5.14 for registers, the documentation of CuTe DSL for tensor memory
+_PLACE = {"register": {4: 2, 6: 0}, "tensor": {4: 2, 6: 1}}
 
-    6-bit types fill the low bits, e2m1 the bits 2 to 5: stated for mma.sync (ISA 9.7.14.5.14), inferred for tensor memory.
+
+def decode_unpacked(data: Array, name: str, place: str) -> Array:
+    """As `decode_elements`, for narrow types one a byte: the f8f6f4 kinds in registers or in tensor memory (`place`).
+
+    4-bit types sit in bits 2 to 5, 6-bit types in bits 0 to 5 of a register's byte and 1 to 6 of tensor memory's.
     """
     bits = FORMATS[name].bits if name in FORMATS else 8
-    if bits == 4:
-        return decode_function(name)(data >> np.uint8(2) & np.uint8(15))
-    return decode_function(name)(data) if bits == 6 else decode_elements(data, name)
+    if bits == 8:
+        return decode_elements(data, name)
+    return decode_function(name)(data >> np.uint8(_PLACE[place][bits]) & np.uint8((1 << bits) - 1))
 
 
 def expand_scales(codes: Array, name: str, vector: int) -> Array:

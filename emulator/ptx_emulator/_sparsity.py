@@ -1,8 +1,8 @@
-"""Structured sparsity of A: metadata of mma.sp and wgmma.sp, and A with its zeros put back (PTX ISA 9.7.14.6, 9.7.15.6).
+"""Structured sparsity of A: its metadata, and A with its zeros put back (PTX ISA 9.7.14.6, 9.7.15.6, 9.7.16.10.8).
 
 A row of A has four bits of metadata per chunk: two 2-bit indices, low one first, of the elements (pairs of 4-bit elements,
 16-bit halves of tf32 elements) that are stored. `metadata` gives them as [rows, chunks], `expand` the dense matrix.
-Which lane holds the metadata of which chunk was measured on an H200.
+Which lane holds the metadata of which chunk of mma.sp and wgmma.sp was measured on an H200.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["expand", "illegal", "metadata", "selectors"]
+__all__ = ["expand", "illegal", "metadata", "selectors", "tensor_columns", "tensor_metadata"]
 
 Array: TypeAlias = "NDArray[Any]"
 # chunk length by element bits: two of four elements are stored, one of two for 32 bits, two pairs of four for 4 bits
@@ -36,6 +36,25 @@ def metadata(registers: Array, k: int, bits: int, selector: int) -> Array:
         halves = np.stack((words & np.uint32(0xFFFF), words >> np.uint32(16)))
         rows = halves[..., None] >> np.arange(0, 16, 4, dtype=np.uint32) & np.uint32(15)
     return rows.reshape(16, chunks).astype(np.uint8)
+
+
+def tensor_columns(k: int, bits: int) -> int:
+    """32-bit columns of tensor memory that hold the metadata of one tcgen05.mma.sp with 128 rows."""
+    return 1 if bits >= 16 else k // _CHUNK[bits] // 8
+
+
+def tensor_metadata(words: Array, k: int, bits: int) -> Array:
+    """[128, chunks] codes from the columns [128 lanes, columns] of tensor memory (CUTLASS' tmem_e_frg).
+
+    8- and 4-bit types: lane r holds row r, chunk after chunk. 16- and 32-bit types: of every 16 lanes the first 8 hold the
+    first half of K and the others the second, the rows r in the low and r + 8 in the high half of the word.
+    """
+    nibbles: Array = np.arange(0, 32, 4, dtype=np.uint32)
+    if bits < 16:
+        codes = words[:, :, None] >> nibbles & np.uint32(15)
+        return codes.reshape(128, -1).astype(np.uint8)
+    halves = (words[:, 0, None] >> nibbles & np.uint32(15)).reshape(8, 2, 8, 2, 4)  # 16 rows, half of K, r, + 8, chunk
+    return halves.transpose(0, 3, 2, 1, 4).reshape(128, k // _CHUNK[bits]).astype(np.uint8)
 
 
 def illegal(codes: Array, bits: int, ordered: bool) -> str:

@@ -2,7 +2,8 @@
 
 Contract: `MatrixOp` is one tcgen05.mma, decoded and checked when it is issued (descriptors, bounds, initialisation,
 order, allocation) and computed when the schedule completes it. With cta_group::2 the same descriptors and addresses
-apply to both CTAs of the pair: each holds half of A's and D's rows and half of B's. Not covered: sparsity, .ashift.
+apply to both CTAs of the pair: each holds half of A's and D's rows and half of B's. Sparse A is covered with 128 rows a
+CTA, for which CUTLASS states the layout of the metadata. `.ashift` moves A after the product (documentation of CuTe DSL).
 Inferred: of the copies of A that .ws wants in other lanes only the first is read.
 """
 
@@ -26,8 +27,9 @@ from ._layout import (
     operand_chunks,
 )
 from ._matmul import accumulate, decode_elements, decode_unpacked, decompress, expand_scales
+from ._sparsity import expand, illegal, tensor_columns, tensor_metadata
 
-__all__ = ["CopyOp", "Form", "MatrixOp", "Operands", "layout_problems", "report_once"]
+__all__ = ["CopyOp", "Form", "MatrixOp", "Operands", "ShiftOp", "layout_problems", "report_once"]
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -62,12 +64,15 @@ def _slabs(lanes: Array) -> tuple[int, ...]:
 
 
 class Form(NamedTuple):
-    """What the words of a tcgen05.mma say. `vector`: elements per scale factor; D counts 2^-scale_d times."""
+    """What the words of a tcgen05.mma say. `vector`: elements per scale factor; D counts 2^-scale_d times; with `shift`
+    the rows of A in tensor memory move afterwards."""
 
     kind: str
     ws: bool = False
     vector: int = 0
     scale_d: int = 0
+    sparse: bool = False
+    shift: bool = False
 
 
 class Operands(NamedTuple):
@@ -83,6 +88,13 @@ class Operands(NamedTuple):
     scales: tuple[int, int] | None = None
     masked: int = 0
     zero_columns: int | None = None
+    metadata: int = 0
+
+
+def move_rows(data: Array, lane: int, column: int, columns: int) -> None:
+    """Row r of 32 lanes takes row r + 1; the last keeps its own."""
+    part = data[lane : lane + 32, column : column + columns]
+    part[:31] = part[1:].copy()
 
 
 class MatrixOp:
@@ -91,17 +103,23 @@ class MatrixOp:
     def __init__(self, w: Any, instr: Any, form: Form, pair: list[Any], operands: Operands, access: Access) -> None:
         machine = w.machine
         arch, findings = machine.module.target, machine.findings
+        self.findings, self.at, self.who = findings, instr, w.name
         self.pair, self.form, self.operands = pair, form, operands
         group = len(pair)
         i = self.i = decode_instruction(operands.idesc, form.kind, arch)
-        if i.sparse:
-            raise UnsupportedError(instr.op, instr.line, "sparse")
         problems = instruction_problems(i, group, form.ws, form.vector)
+        if i.sparse != form.sparse:
+            problems.append(f"the sparsity bit is {int(i.sparse)}")
+        if form.shift and i.m // group != 128:
+            problems.append(f".ashift needs 128 rows a CTA, not M={i.m}")
+        if form.sparse and i.m // group != 128:
+            raise UnsupportedError(instr.op, instr.line, f"sparse M={i.m}")
         self.ok = report_once(findings, problems, "instruction descriptor", instr, w.name)
         if not self.ok:
             return
         bits = i.element_bits
         self.kbytes = i.k * bits // 8
+        self.a_kbytes = self.kbytes // 2 if form.sparse else self.kbytes
         self.rows, self.columns = i.m // group, i.n // group
         self.shift, self.zero = 0, None
         if operands.zero_columns is not None:
@@ -109,7 +127,7 @@ class MatrixOp:
             if self.shift > (0, 8, 16, 32)[i.max_shift]:
                 problem = f"columns shifted by {self.shift}, at most {(0, 8, 16, 32)[i.max_shift]} by the descriptor"
                 self.ok = report_once(findings, [problem], "zero-column mask", instr, w.name)
-        cta, lane, column = accumulator_map(i.m, i.n, group, form.ws)
+        cta, lane, column = accumulator_map(i.m, i.n, group, form.ws, form.sparse)
         self.lanes = [lane[cta[:, 0] == g] for g in range(group)]
         self.cols = [column[cta[:, 0] == g] for g in range(group)]
         self.direct = bool((self.lanes[0] == np.arange(self.rows)[:, None]).all()) and bool(
@@ -118,13 +136,13 @@ class MatrixOp:
         self.d_lane, self.d_column = operands.d >> 16 & 0x7F, operands.d & 0xFFFF
         width = int(self.cols[0].max()) + 1
         limit = 1 << (19 if arch.startswith("sm_107") else 18)
-        matrices = [("B", operands.b, self.columns + self.shift, i.b_major)]
+        matrices = [("B", operands.b, self.columns + self.shift, self.kbytes, i.b_major)]
         if not operands.a_in_tensor:
-            matrices.append(("A", operands.a, self.rows, i.a_major))
+            matrices.append(("A", operands.a, self.rows, self.a_kbytes, i.a_major))
         self.matrices: dict[str, MatrixDescriptor] = {}
-        for name, value, rows, major in matrices:
+        for name, value, rows, kbytes, major in matrices:
             desc = self.matrices[name] = decode_tcgen05(value, arch)
-            problems = matrix_problems(desc, rows, self.kbytes, major, bits, "tcgen05", limit)
+            problems = matrix_problems(desc, rows, kbytes, major, bits, "tcgen05", limit)
             if desc.leading_absolute and not arch.startswith(("sm_103", "sm_107")):
                 problems.append(f"an absolute leading address does not exist on {arch}")
             self.ok &= report_once(findings, problems, f"descriptor of {name}", instr, w.name)
@@ -132,15 +150,19 @@ class MatrixOp:
             return
         self.ok = machine.shared_bytes > 0
         for g, owner in enumerate(pair):
-            for name, _, rows, major in matrices:
-                chunks = operand_chunks(self.matrices[name], rows, self.kbytes, major, bits)
+            for name, _, rows, kbytes, major in matrices:
+                chunks = operand_chunks(self.matrices[name], rows, kbytes, major, bits)
                 self.ok &= owner.shared.check_chunks(chunks.reshape(-1), 16, access, False)
                 if self.ok:
                     wrong = layout_problems(owner.shared, chunks, self.matrices[name])
                     report_once(findings, wrong, f"descriptor of {name}", instr, w.name)
             if operands.a_in_tensor:
                 lanes, start = self._tensor_rows()
-                self.ok &= owner.tensor.check(_slabs(lanes), start, self.kbytes // 4, access, False, w.name)
+                part = (_slabs(lanes), start, self.a_kbytes // 4, access)
+                self.ok &= owner.tensor.check(*part, form.shift, w.name, form.shift)
+            if form.sparse:
+                columns = tensor_columns(i.k, bits)
+                self.ok &= owner.tensor.check(tuple(range(8)), self._metadata_column(), columns, access, False, w.name)
             if operands.scales is not None:
                 self._check_scales(owner, operands.scales, access, w.name)
             self.ok &= owner.tensor.check(
@@ -152,6 +174,10 @@ class MatrixOp:
         a = self.operands.a
         return tmem_operand_lanes(self.i.m, len(self.pair), self.form.ws) + (a >> 16 & 0x7F), a & 0xFFFF
 
+    def _metadata_column(self) -> int:
+        """First column of the sparsity metadata: the selector picks one of a pair for 16- and 32-bit types."""
+        return (self.operands.metadata & 0xFFFF) + self.i.sparsity_id
+
     def _check_scales(self, owner: Any, scales: tuple[int, int], access: Access, who: str) -> None:
         i = self.i
         for address, rows, index in ((scales[0], self.rows, i.a_scale_id), (scales[1], i.n, i.b_scale_id)):
@@ -162,13 +188,22 @@ class MatrixOp:
         i = self.i
         if self.operands.a_in_tensor:
             lanes, start = self._tensor_rows()
-            raw = np.ascontiguousarray(owner.tensor.data[lanes, start : start + self.kbytes // 4]).view(np.uint8)
-            values = decode_elements(raw, i.a_format) if i.element_bits == 4 else decode_unpacked(raw, i.a_format)
+            raw = np.ascontiguousarray(owner.tensor.data[lanes, start : start + self.a_kbytes // 4]).view(np.uint8)
+            packed = i.element_bits != 8
+            values = decode_elements(raw, i.a_format) if packed else decode_unpacked(raw, i.a_format, "tensor")
         else:
             raw = gather_operand(
-                owner.shared.data, self.matrices["A"], self.rows, self.kbytes, i.a_major, i.element_bits
+                owner.shared.data, self.matrices["A"], self.rows, self.a_kbytes, i.a_major, i.element_bits
             )
             values = decode_elements(raw, i.a_format, i.container)
+        if self.form.sparse:
+            column = self._metadata_column()
+            words = owner.tensor.data[:, column : column + tensor_columns(i.k, i.element_bits)]
+            codes = tensor_metadata(words, i.k, i.element_bits)
+            report_once(
+                self.findings, [p for p in [illegal(codes, i.element_bits, True)] if p], "sparsity", self.at, self.who
+            )
+            values = expand(values, codes, i.element_bits)
         return -values if i.a_negate else values
 
     def _right(self) -> Array:
@@ -226,6 +261,10 @@ class MatrixOp:
                 keep = np.array([off >> n & 1 for n in range(128)], np.bool_)
                 bits = np.where(keep[self.lanes[g] + self.d_lane], old, bits)
             data[place] = bits
+            if self.form.shift:
+                lanes, start = self._tensor_rows()
+                for quarter in range(0, 128, 32):
+                    move_rows(data, int(lanes[0]) + quarter, start, self.a_kbytes // 4)
 
 
 class CopyOp:
@@ -266,3 +305,19 @@ class CopyOp:
             words = np.ascontiguousarray(decompress(raw, self.narrow) if self.narrow else raw).view(np.uint32)
             for copy in range(self.lanes.shape[1]):
                 owner.tensor.data[self.lanes[:, copy], self.column : self.column + words.shape[1]] = words
+
+
+class ShiftOp:
+    """One tcgen05.shift: 32 bytes of 32 lanes move one row down, the last row stays (the lanes of the address only)."""
+
+    def __init__(self, w: Any, instr: Any, pair: list[Any], address: int, access: Access) -> None:
+        self.pair, self.lane, self.column = pair, address >> 16 & 0xFFFF, address & 0xFFFF
+        problems = [f"lane {self.lane} is not a multiple of 32 below 128"] if self.lane % 32 or self.lane > 96 else []
+        self.ok = report_once(w.machine.findings, problems, "address of the shift", instr, w.name)
+        for owner in pair if self.ok else []:
+            slabs = (self.lane // 16, self.lane // 16 + 1)
+            self.ok &= owner.tensor.check(slabs, self.column, 8, access, True, w.name, True)
+
+    def complete(self) -> None:
+        for owner in self.pair if self.ok else []:
+            move_rows(owner.tensor.data, self.lane, self.column, 8)

@@ -47,6 +47,11 @@ def mma(kind, a, b, idesc, enable=0, words="", tail="", scales=""):
  tcgen05.mma{words}.cta_group::1.kind::{kind} [%r21], {a_operand}, %rd21, %r30, {scales}%p6{tail};"""
 
 
+def unpacked(codes, name):
+    """One code a byte, as f8f6f4 reads it from tensor memory: 4 bits from bit 2, 6 bits from bit 1."""
+    return (codes << {"e2m1": 2, "e2m3": 1, "e3m2": 1}.get(name, 0)).astype(np.uint8)
+
+
 NARROW = [("e2m3", "e3m2"), ("e3m2", "e2m1"), ("e2m1", "e4m3"), ("e5m2", "e2m3"), ("e2m1", "e2m1")]
 
 
@@ -56,8 +61,7 @@ def test_four_and_six_bit_operands_of_f8f6f4(a_name, b_name, in_tensor):
     rng = np.random.default_rng(1)
     a, b = random_codes(rng, (M, 32), a_name), random_codes(rng, (N, 32), b_name)
     tensor = np.zeros((128, 64), np.uint32)
-    # one element a byte in tensor memory: e2m1 in bits 2 to 5
-    tensor[:, N : N + 8] = (a << (2 if a_name == "e2m1" else 0)).astype(np.uint8).view(np.uint32)
+    tensor[:, N : N + 8] = unpacked(a, a_name).view(np.uint32)
     image = np.concatenate((cores(padded(a, a_name)), cores(padded(b, b_name))))
     idesc = InstructionDescriptor("f8f6f4", M, N, 32, a_name, b_name, "f32")
     left = "[%r31]" if in_tensor else str(descriptor(0, 128, 256))
@@ -203,11 +207,6 @@ def test_the_accumulator_is_scaled_down():
     np.testing.assert_array_equal(out.view(np.float32), a.astype(np.float32) @ b.astype(np.float32).T + tensor / 8)
 
 
-def unpacked(codes, name):
-    """One code a byte, as f8f6f4 reads it from tensor memory."""
-    return (codes << (2 if name == "e2m1" else 0)).astype(np.uint8)
-
-
 @pytest.mark.parametrize(("name", "source"), [("e3m2", "b6x16_p32"), ("e2m1", "b4x16_p64")])
 def test_a_copy_decompresses_for_the_multiplication_after_it(name, source):
     rng = np.random.default_rng(7)
@@ -277,3 +276,171 @@ def test_a_load_reduces_over_the_columns_of_a_lane(form, kind, strict):
         assert kinds(T["S"]["launch"](hasty, [values, out], PAIR, shared=16, target="sm_103a", strict=True)) == {
             "uncommitted"
         }
+
+
+def sparse_rows(rng, rows, k, chunk):
+    """(nibbles [rows, chunks], dense positions of the stored elements): two of four, two pairs of eight, or one of two."""
+    if chunk == 2:
+        nibbles = rng.choice([0b0100, 0b1110], (rows, k // 2))
+        return nibbles, 2 * np.arange(k // 2)[None, :] + (nibbles == 0b1110)
+    nibbles = rng.choice([0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110], (rows, k // chunk))
+    where = np.stack((nibbles & 3, nibbles >> 2), axis=-1)
+    if chunk == 8:
+        where = (2 * where[..., None] + np.arange(2)).reshape(rows, k // 8, 4)
+    return nibbles, (where + chunk * np.arange(k // chunk)[None, :, None]).reshape(rows, -1)
+
+
+def metadata_image(nibbles, narrow):
+    """Columns of tensor memory. Narrow types: lane r has the chunks of row r, eight a word. Others: of 16 lanes eight have the
+    first half of K and eight the second, of row r in the low and of row r + 8 in the high half of the word."""
+    words = np.zeros((128, 2 if narrow else 1), np.uint32)
+    for row, chunks in enumerate(nibbles.tolist()):
+        for index, code in enumerate(chunks):
+            if narrow:
+                words[row, index // 8] |= np.uint32(code << 4 * (index % 8))
+            else:
+                lane = row // 16 * 16 + row % 8 + 8 * (index // 4)
+                words[lane, 0] |= np.uint32(code << 4 * (index % 4) + 16 * (row // 8 % 2))
+    return words
+
+
+def operand(rng, rows, k, name):
+    """(bytes in shared memory, bytes in tensor memory, values) of a random matrix."""
+    if name in BITS:
+        codes = random_codes(rng, (rows, k), name)
+        return (codes if BITS[name] == 8 else padded(codes, name)), unpacked(codes, name), table(name)[codes]
+    values = rng.integers(-4, 5, (rows, k))
+    if name in ("s8", "u8"):
+        values = values if name == "s8" else values + 4
+        raw = values.astype(np.int8 if name == "s8" else np.uint8).view(np.uint8)
+    elif name == "bf16":
+        raw = np.ascontiguousarray((values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)).view(np.uint8)
+    else:
+        raw = values.astype(np.float16 if name == "f16" else np.float32).view(np.uint8)
+    return raw, raw, values.astype(np.float32)
+
+
+SPARSE = [
+    ("f16", "f16", 32, 4),
+    ("f16", "bf16", 32, 4),
+    ("tf32", "tf32", 16, 2),
+    ("i8", "s8", 64, 4),
+    ("f8f6f4", "e4m3", 64, 4),
+    ("f8f6f4", "e3m2", 64, 4),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "k", "chunk"), SPARSE, ids=[f"{c[0]}-{c[1]}" for c in SPARSE])
+@pytest.mark.parametrize("in_tensor", [False, True])
+def test_sparse_a(kind, name, k, chunk, in_tensor):
+    rng = np.random.default_rng(10)
+    (a, held, left), (b, _, right) = operand(rng, M, k // 2, name), operand(rng, N, k, name)
+    nibbles, where = sparse_rows(rng, M, k, chunk)
+    dense = np.zeros((M, k), np.float32)
+    np.put_along_axis(dense, where, left, axis=1)
+    wide, narrow = kind in ("f16", "tf32"), kind not in ("f16", "tf32")
+    whole = kind == "i8"
+    for selector in range(2 if wide else 1):
+        tensor = np.zeros((128, 64), np.uint32)
+        tensor[:, N : N + held.shape[1] // 4] = held.view(np.uint32)
+        meta = N + 16
+        image = metadata_image(nibbles, narrow)
+        tensor[:, meta + selector : meta + selector + image.shape[1]] = image
+        idesc = InstructionDescriptor(
+            kind, M, N, k, name, name, "s32" if whole else "f32", sparse=True, sparsity_id=selector
+        )
+        place = "[%r31]" if in_tensor else str(descriptor(0, 128, 8 * a.shape[1]))
+        setup = f"add.u32 %r31, %r21, {N}; add.u32 %r32, %r21, {meta};"
+        text = setup + mma(kind, place, descriptor(a.size, 128, 8 * b.shape[1]), idesc, words=".sp").replace(
+            "%rd21, %r30", "%rd21, [%r32], %r30"
+        )
+        out, report = run(text, np.concatenate((cores(a), cores(b))), tensor)
+        assert not report.findings
+        np.testing.assert_array_equal(
+            out[:, :N].view(np.int32 if whole else np.float32), (dense.astype(np.float64) @ right.T).astype(np.float32)
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "vec", "vector", "name"),
+    [("mxf4", "block32", 64, "e2m1"), ("mxf4nvf4", "block16", 32, "e2m1"), ("mxf8f6f4", "block32", 64, "e5m2")],
+)
+def test_sparse_a_with_block_scales(kind, vec, vector, name):
+    rng, k = np.random.default_rng(11), 64 if kind == "mxf8f6f4" else 128
+    packed = kind != "mxf8f6f4"
+    codes_a, codes_b = (random_codes(rng, (rows, depth), name) for rows, depth in ((M, k // 2), (N, k)))
+    left, right = table(name)[codes_a], table(name)[codes_b]
+    a, b = (T["packed"](c) if packed else c for c in (codes_a, codes_b))
+    nibbles, where = sparse_rows(rng, M, k, 8 if packed else 4)
+    dense = np.zeros((M, k))
+    np.put_along_axis(dense, where, left.astype(np.float64), axis=1)
+    sa, sb = rng.integers(126, 129, (M, k // vector)), rng.integers(126, 129, (N, k // vector))
+    tensor = np.zeros((128, 64), np.uint32)
+    tensor[:, N : N + 4], tensor[:, N + 4 : N + 8] = T["scale_image"](sa), T["scale_image"](sb)
+    tensor[:, N + 8 : N + 10] = metadata_image(nibbles, True)
+    idesc = InstructionDescriptor(kind, M, N, k, name, name, "f32", sparse=True, scale_format="ue8m0")
+    text = f"add.u32 %r31, %r21, {N}; add.u32 %r32, %r21, {N + 4}; add.u32 %r33, %r21, {N + 8};" + mma(
+        f"{kind}.block_scale.{vec}",
+        str(descriptor(0, 128, 8 * a.shape[1])),
+        descriptor(a.size, 128, 8 * b.shape[1]),
+        idesc,
+        words=".sp",
+        scales="[%r31], [%r32], ",
+    ).replace("%rd21, %r30", "%rd21, [%r33], %r30")
+    out, report = run(text, np.concatenate((cores(a), cores(b))), tensor, "sm_103a")
+    assert not report.findings
+    factors = [np.repeat(np.exp2(s - 127.0), vector, 1) for s in (sa, sb)]
+    np.testing.assert_array_equal(
+        out[:, :N].view(np.float32), ((dense * factors[0]) @ (right * factors[1]).T).astype(np.float32)
+    )
+
+
+def test_sparsity_that_contradicts_the_descriptor_is_found():
+    rng = np.random.default_rng(12)
+    image = image_of(halves(rng, M), np.concatenate([halves(rng, N)] * 2, axis=1))
+    idesc = InstructionDescriptor("f16", M, N, 32, "f16", "f16", "f32", sparse=True)
+    text = "add.u32 %r32, %r21, 48;" + mma(
+        "f16", str(descriptor(0, 128, 256)), descriptor(M * 32, 128, 512), idesc, words=".sp"
+    )
+    text = text.replace("%rd21, %r30", "%rd21, [%r32], %r30")
+    tensor = np.zeros((128, 64), np.uint32)
+    assert kinds(run(text, image, tensor)[1]) == {"descriptor"}  # metadata of zeros name an element twice
+    tensor[:, 48] = 0x44444444
+    assert not kinds(run(text, image, tensor)[1])
+    for change in ({"sparse": False}, {"sparsity_id": 2}):
+        wrong = text.replace(str(encode_instruction(idesc)), str(encode_instruction(idesc._replace(**change))))
+        assert kinds(run(wrong, image, tensor)[1]) == {"descriptor"}
+
+
+def shifted(rows):
+    """Row r takes row r + 1 within every 32 rows, the last stays."""
+    out = rows.copy()
+    for quarter in range(0, len(rows), 32):
+        out[quarter : quarter + 31] = rows[quarter + 1 : quarter + 32]
+    return out
+
+
+def test_ashift_moves_a_after_the_product():
+    rng = np.random.default_rng(13)
+    a, b = halves(rng, M), halves(rng, N)
+    tensor = np.zeros((128, 64), np.uint32)
+    tensor[:, N : N + 8] = a.view(np.uint32)
+    idesc = InstructionDescriptor("f16", M, N, 16, "f16", "f16", "f32")
+    text = f"add.u32 %r31, %r21, {N};" + mma("f16.ashift", "[%r31]", descriptor(0, 128, 256), idesc)
+    out, report = run(text, image_of(b), tensor)
+    assert not report.findings
+    np.testing.assert_array_equal(out[:, :N].view(np.float32), a.astype(np.float32) @ b.astype(np.float32).T)
+    np.testing.assert_array_equal(out[:, N : N + 8], shifted(tensor[:, N : N + 8]))
+
+
+def test_a_shift_moves_32_bytes_of_32_lanes():
+    tensor = np.random.default_rng(14).integers(0, 1 << 32, (128, 32), dtype=np.uint32)
+    out, report = run(
+        f"add.u32 %r31, %r21, {(64 << 16) + 8}; tcgen05.shift.cta_group::1.down [%r31];", np.zeros(16, np.uint8), tensor
+    )
+    assert not report.findings
+    expected = tensor.copy()
+    expected[64:96, 8:16] = shifted(tensor[64:96, 8:16])
+    np.testing.assert_array_equal(out, expected)
+    crooked = f"add.u32 %r31, %r21, {16 << 16}; tcgen05.shift.cta_group::1.down [%r31];"
+    assert kinds(run(crooked, np.zeros(16, np.uint8), tensor)[1]) == {"descriptor"}

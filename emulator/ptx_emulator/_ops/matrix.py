@@ -176,7 +176,6 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
         raise UnsupportedError(instr.op, instr.line)
     narrow = any(w in ("kind::f8f6f4", "kind::mxf8f6f4") for w in words)
     bits = 8 if narrow else _BITS[types.a]
-    decode: Any = decode_unpacked if narrow else decode_elements
     sparse = any(w in ("sp", "sp::ordered_metadata") for w in words)
     stored = k // 2 if sparse else k
     places = {
@@ -207,7 +206,8 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
     def operand(raw: Any, name: str) -> Any:
         if bits == 4:
             return decode_elements(raw[:, 0::2] | raw[:, 1::2] << 4, name)
-        return decode(np.ascontiguousarray(raw).view(np.uint8), name)
+        data = np.ascontiguousarray(raw).view(np.uint8)
+        return decode_unpacked(data, name, "register") if narrow else decode_elements(data, name)
 
     def run(w: Any) -> None:
         check(w)

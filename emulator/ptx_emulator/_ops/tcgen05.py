@@ -18,7 +18,7 @@ from .._fragments import tmem_map
 from .._memory import OFFSET_MASK
 from .._ptx import Addr, Imm, Instruction, Operand, Reg, Vec
 from .._schedule import Wait
-from .._tcgen05 import CopyOp, Form, MatrixOp, Operands
+from .._tcgen05 import CopyOp, Form, MatrixOp, Operands, ShiftOp
 from .._translate import Context, Run
 from .._warp import BLOCK
 from .memory import store_bytes
@@ -49,7 +49,7 @@ def _engine(w: Any, instr: Instruction) -> Access:
 def _tcgen05(instr: Instruction, ctx: Context) -> Run:
     action = instr.modifiers[0]
     table = {"alloc": _alloc, "dealloc": _dealloc, "relinquish_alloc_permit": _relinquish, "mma": _mma, "cp": _cp,
-             "ld": _ld, "st": _st, "commit": _commit}  # fmt: skip
+             "ld": _ld, "st": _st, "commit": _commit, "shift": _shift}  # fmt: skip
     if action in table:
         return table[action](instr, ctx)
     if action == "wait::ld":
@@ -120,17 +120,20 @@ def _relinquish(instr: Instruction, ctx: Context) -> Run:
 
 
 def _mma(instr: Instruction, ctx: Context) -> Run:
-    """mma{.ws}.cta_group.kind [d], a, b, idesc, {scales}, {disable-output-lane}, enable-input-d (9.7.16.10.9)."""
+    """mma{.sp}{.ws}.cta_group.kind [d], a, b, {[metadata]}, idesc, {scales}, {disable-output-lane}, enable-input-d
+    (9.7.16.10.9)."""
     words = instr.modifiers
-    if "sp" in words or "ashift" in words:
-        raise UnsupportedError(instr.op, instr.line)
     kind = next(m for m in words if m.startswith("kind::")).removeprefix("kind::")
     group, ws, scaled = _group(instr), "ws" in words, "block_scale" in words
     d = ctx.uniform_address(instr.operands[0], instr)
     in_tmem = isinstance(instr.operands[1], Addr)
     a = ctx.uniform_address(instr.operands[1], instr) if in_tmem else ctx.uniform(instr.operands[1], np.uint64, instr)
-    b, idesc = ctx.uniform(instr.operands[2], np.uint64, instr), ctx.uniform(instr.operands[3], np.uint32, instr)
-    rest = list(instr.operands[4:])
+    sparse, shift = "sp" in words, "ashift" in words
+    b, rest = ctx.uniform(instr.operands[2], np.uint64, instr), list(instr.operands[3:])
+    meta = ctx.uniform_address(rest.pop(0), instr) if sparse else None
+    idesc = ctx.uniform(rest.pop(0), np.uint32, instr)
+    if shift and not in_tmem:
+        raise UnsupportedError(instr.op, instr.line, "A in shared memory")
     scales = [ctx.uniform_address(rest.pop(0), instr) for _ in range(2)] if scaled else []
     mask_slots: list[int] = []
     if rest and isinstance(rest[0], Vec):
@@ -145,7 +148,8 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
         or not 0 <= scale.value <= 15
     ):
         raise UnsupportedError(instr.op, instr.line, "operands")
-    form = Form(kind, ws, _scale_vector(words, kind) if scaled else 0, scale.value)
+    vector = _scale_vector(words, kind) * (2 if sparse else 1) if scaled else 0
+    form = Form(kind, ws, vector, scale.value, sparse, shift)
     count = ctx.machine.findings.count
 
     def run(w: Any) -> None:
@@ -156,7 +160,8 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
             )
         masked = sum(int(w.regs[s][lane]) << 32 * i for i, s in enumerate(mask_slots))
         operands = Operands(d(w), a(w), in_tmem, b(w), idesc(w), bool(enable(w)[lane]),
-                            (scales[0](w), scales[1](w)) if scaled else None, masked, zero(w) if zero else None)  # fmt: skip
+                            (scales[0](w), scales[1](w)) if scaled else None, masked, zero(w) if zero else None,
+                            meta(w) if meta else 0)  # fmt: skip
         op = MatrixOp(w, instr, form, _pair(w, group, instr), operands, _engine(w, instr))
         if op.ok:
             count("flops.tcgen05", 2 * op.i.m * op.i.n * op.i.k)
@@ -194,6 +199,18 @@ def _cp(instr: Instruction, ctx: Context) -> Run:
     def run(w: Any) -> None:
         op = CopyOp(w, instr, shape, multicast, narrow, _pair(w, group, instr), to(w), desc(w), _engine(w, instr))
         w.cta.cluster.queue.post(op.complete, f"tcgen05.cp of {w.name}", instr, ("tcgen05", w.engine))
+
+    return run
+
+
+def _shift(instr: Instruction, ctx: Context) -> Run:
+    address, group = ctx.uniform_address(instr.operands[0], instr), _group(instr)
+    if "down" not in instr.modifiers:
+        raise UnsupportedError(instr.op, instr.line)
+
+    def run(w: Any) -> None:
+        op = ShiftOp(w, instr, _pair(w, group, instr), address(w), _engine(w, instr))
+        w.cta.cluster.queue.post(op.complete, f"tcgen05.shift of {w.name}", instr, ("tcgen05", w.engine))
 
     return run
 
