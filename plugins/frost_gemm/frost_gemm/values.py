@@ -46,7 +46,6 @@ class Values:
         self.subjects: dict[str, str] = {}
         self.ops: list[Op] = []
         self.refs: dict[int, Ref] = {}
-        self._aux_refs: dict[int, Ref] = {}
 
     def add(self, group: str, tensor: Any, place: Place, subject: str) -> int:
         """The index of a tensor in its group; equal ones at one place are one."""
@@ -80,7 +79,7 @@ class Values:
         compute = self._compute(node, inputs)
         if not compute or NOTHING in args:
             return
-        if node.op == "identity" and inputs[0].dtype == out.dtype and args[0].kind != "aux":
+        if node.op == "identity" and inputs[0].dtype == out.dtype:
             refs[out.index] = args[0]
             return
         ops.append(Op(node.op, tuple(args), str(out.dtype), compute, tuple(sorted(node.attrs.items()))))
@@ -115,8 +114,6 @@ class Values:
         return Ref("val", len(self.ops) - 1)
 
     def _aux(self, tensor: FrozenTensor, subject: str) -> Ref:
-        if tensor.index in self._aux_refs:
-            return self._aux_refs[tensor.index]
         axes = self.frame.axes(tensor)
         if isinstance(axes, str):
             self.c.require(False, "op.pattern", subject, {"broadcasts to": shown(self.frame.dim)}, axes)
@@ -131,9 +128,7 @@ class Values:
             # Without a unit stride it is read element by element.
             aligned = alignment(tensor, [axis for axis in axes if axis != unit]) if major else BITS[dtype] // 8
             aux = Aux(dtype, kind, axes.batch is not None, major, False, aligned)
-        index = self.add("aux", aux, Place("", self.slots[tensor.index], *axes), subject)
-        ref = self._aux_refs[tensor.index] = Ref("aux", index)
-        return ref
+        return Ref("aux", self.add("aux", aux, Place("", self.slots[tensor.index], *axes), subject))
 
     def _index(self, node: FrozenNode, ops: list[Op], refs: dict[int, Ref]) -> None:
         """gen_index: 0 along an axis that in0 broadcasts, else the position in the frame."""

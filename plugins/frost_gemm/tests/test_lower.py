@@ -126,6 +126,7 @@ MAJORS = [
     (64, 96, 1, (8, 5), (5, 8), "k", "k"),
     (64, 96, 1, (1, 5), (5, 1), "mn", "mn"),
     (1, 1, 1, (3, 5), (7, 9), "k", "k"),
+    (1, 1, 1, (1, 5), (7, 1), "k", "k"),
 ]
 
 
@@ -463,6 +464,7 @@ def test_an_identity_that_changes_nothing_is_dropped_and_a_conversion_is_not():
         (M, 1, (8, 5), "n"),
         (1, N, (5, 8), "m"),
         (1, 1, (5, 7), "n"),
+        (1, 1, (1, 7), "n"),
     ],
 )
 def test_major_of_an_output(m, n, stride, major):
@@ -528,6 +530,12 @@ def test_integers_are_computed_where_nothing_is_lost(op, arguments, compute, exp
         assert program(g).ops[0].compute == expected
     else:
         assert declines(g) == {("dtype.compute", op)}
+
+
+def test_integer_sums_that_become_floats_are_computed_as_declared():
+    g = new("int8", "int32", "int32")
+    done(g.add(product(g, out="int32"), g.tensor((1, M, N), data_type="int32"), compute_data_type="float32"), "float32")
+    assert program(g).ops[0].compute == "float32"  # two int32 add to more than an int32, which a float32 can hold
 
 
 def test_integer_arithmetic_of_floats_is_declined():
@@ -794,6 +802,18 @@ def test_an_output_made_of_operands_alone_is_computed_beside():
     p = program(g)
     assert [op.args for op in p.ops] == [(Ref("aux", 0),)]
     assert len(p.stores) == 2
+
+
+def test_operands_that_are_outputs_or_reduced_become_values():
+    g = new()
+    x = g.tensor((1, M, N), data_type="float32", name="x")
+    done(product(g), name="c")
+    done(g.identity(x), "float32", name="copy")
+    done(g.reduction(x, mode="ADD", out_dims=(1, M, 1)), "float32", name="r")
+    p = program(g)
+    assert {op.name for op in p.ops} == {"identity"}
+    assert {ref.kind for ref in (p.stores[0].value, p.stores[1].value, p.reductions[0].value)} == {"acc", "val"}
+    assert p.reductions[0].value.kind == "val"
 
 
 def test_all_reasons_are_given_at_once_and_without_names():
