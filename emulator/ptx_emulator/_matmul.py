@@ -59,15 +59,16 @@ def _split(data: Array, bits: int) -> Array:
     return codes.reshape(rows, -1).astype(np.uint8)
 
 
-def decompress(data: Array, bits: int) -> Array:
-    """Rows of padded 4- or 6-bit elements (16 at the start of every 16 bytes) to one element a byte: tcgen05.cp .b8x16."""
+def decompress(data: Array, bits: int, place: str) -> Array:
+    """Rows of padded 4- or 6-bit elements (16 at the start of every 16 bytes) to one element a byte: .b8x16."""
     rows = data.shape[0]
     codes = _split(data.reshape(rows, -1, 16)[:, :, : 2 * bits].reshape(rows, -1), bits)
-    return codes << np.uint8(_PLACE["tensor"][bits])
+    return codes << np.uint8(_PLACE[place][bits])
 
 
 # first bit of a narrow element in its byte: ISA 9.7.14.5.14 for registers, the documentation of CuTe DSL for tensor memory
-_PLACE = {"register": {4: 2, 6: 0}, "tensor": {4: 2, 6: 1}}
+# (and CUTLASS for what ldmatrix makes, which is not what mma.sync takes)
+_PLACE = {"register": {4: 2, 6: 0}, "tensor": {4: 2, 6: 1}, "matrix load": {4: 0, 6: 0}}
 
 
 def decode_unpacked(data: Array, name: str, place: str) -> Array:

@@ -52,6 +52,8 @@ class _Body:
         self.module = module
         self.calling: list[str] = []
         self.after: Label | None = None  # where ret goes to in a device function
+        self.tables: dict[str, list[str]] = {}  # .branchtargets by their label
+        self.last_label = ""
         self.scopes: list[dict[str, Reg | Variable]] = [dict(module)]
         self.scopes[0].update({p.name: Variable(p.name, "param", p.offset) for p in entry.params})
         self.label_scopes: list[int] = [0]
@@ -85,7 +87,7 @@ class _Body:
                 self._directive()
             elif self.tokens.peek(1) == ":":
                 self.entry.labels[self._label_name(word, self.label_scopes[-1])] = len(self.raw)
-                self.tokens.next()
+                self.last_label = self.tokens.next()
                 self.tokens.next()
             else:
                 self._instruction()
@@ -149,7 +151,9 @@ class _Body:
                     self.entry.shared_align = max(self.entry.shared_align, declared.align)
                 else:
                     self.entry.local_bytes = offset + size
-        elif head in ("pragma", "branchtargets", "callprototype"):
+        elif head == "branchtargets":
+            self.tables[self.last_label] = [w for w in tokens.until(";") if w != ","]
+        elif head in ("pragma", "callprototype"):
             tokens.until(";")
         else:
             raise EmulationError(f"PTX line {tokens.line}: directive {word} is not covered")
@@ -179,6 +183,9 @@ class _Body:
         if root == "call":
             self._call(instr)
             return
+        if root == "brx":
+            self._branch_table(instr)
+            return
         if root == "ret" and self.after is not None:
             instr = replace(instr, opcode="bra", operands=(self.after,))
         elif root in ("ld", "st") and "param" in modifiers and _base(instr) == "local":
@@ -202,11 +209,7 @@ class _Body:
         formal, actual = (*function.returns, *function.parameters), (*returns, *arguments)
         if len(formal) != len(actual) or not all(isinstance(a, Variable) for a in actual):
             raise EmulationError(f"PTX line {instr.line}: arguments of the call of {name} are not its .param variables")
-        self.serial += 1
-        end = Label(f"$end{self.serial}", -1)
-        if instr.predicate is not None:
-            guard = instr.predicate._replace(negated=not instr.predicate.negated)
-            self._emit(replace(instr, opcode="bra", modifiers=(), operands=(end,), predicate=guard))
+        end = self._skip(instr)
         saved = self.scopes, self.label_scopes, self.after, self.loc, self.tokens.at
         bound = dict(zip(formal, actual, strict=True))
         self.scopes, self.after, self.tokens.at = [{**self.module, **bound}], end, function.start  # type: ignore[dict-item]
@@ -216,6 +219,30 @@ class _Body:
         self.calling.pop()
         self.entry.labels[self._label_name(end.name, saved[1][-1])] = len(self.raw)
         self.scopes, self.label_scopes, self.after, self.loc, self.tokens.at = saved
+
+    def _skip(self, instr: Instruction) -> Label:
+        """A new label for what follows `instr`, and the branch to it of the lanes that its guard leaves out."""
+        self.serial += 1
+        end = Label(f"$end{self.serial}", -1)
+        if instr.predicate is not None:
+            guard = instr.predicate._replace(negated=not instr.predicate.negated)
+            self._emit(replace(instr, opcode="bra", modifiers=(), operands=(end,), predicate=guard))
+        return end
+
+    def _branch_table(self, instr: Instruction) -> None:
+        """brx.idx becomes a comparison and a branch for every entry of its table; an index outside of it traps."""
+        index, table = instr.operands[0], instr.operands[-1]
+        if not isinstance(table, Label) or table.name not in self.tables:
+            raise EmulationError(f"PTX line {instr.line}: brx.idx without a list of .branchtargets before it")
+        end = self._skip(instr)
+        hit = Reg("$brx", len(self.entry.registers), "pred")
+        self.entry.registers.append("pred")
+        plain = replace(instr, predicate=None)
+        for number, name in enumerate(self.tables[table.name]):
+            self._emit(replace(plain, opcode="setp", modifiers=("eq", "u32"), operands=(hit, index, Imm(number))))
+            self._emit(replace(plain, opcode="bra", modifiers=(), operands=(Label(name, -1),), predicate=hit))
+        self._emit(replace(plain, opcode="trap", modifiers=(), operands=()))
+        self.entry.labels[self._label_name(end.name, self.label_scopes[-1])] = len(self.raw)
 
     def _name(self, word: str) -> Operand:
         for scope in reversed(self.scopes):

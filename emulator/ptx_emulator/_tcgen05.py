@@ -302,7 +302,7 @@ class CopyOp:
             return
         for owner in self.pair:
             raw = gather_operand(owner.shared.data, self.desc, self.rows, self.kbytes, "K", 8)
-            words = np.ascontiguousarray(decompress(raw, self.narrow) if self.narrow else raw).view(np.uint32)
+            words = np.ascontiguousarray(decompress(raw, self.narrow, "tensor") if self.narrow else raw).view(np.uint32)
             for copy in range(self.lanes.shape[1]):
                 owner.tensor.data[self.lanes[:, copy], self.column : self.column + words.shape[1]] = words
 

@@ -123,3 +123,23 @@ def test_cvt_pack_saturates_and_packs(kind):
         for value in (int(a[lane]), int(b[lane])):  # b ends up lowest
             expected = expected << bits | min(max(value, low), high) & near - 1
         assert out[lane] == expected & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("guard", ["", "@%p1 "])
+def test_an_indexed_branch_goes_where_its_table_says(guard):
+    index, out = np.arange(32, dtype=np.uint32) % 3, np.zeros(32, np.uint32)
+    body = f"""ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd3, %r1, 4; add.s64 %rd1, %rd1, %rd3; add.s64 %rd2, %rd2, %rd3;
+ ld.global.b32 %r2, [%rd1]; setp.lt.u32 %p1, %r1, 16; mov.b32 %r3, 0;
+TABLE: .branchtargets ONE, TWO, THREE;
+ {guard}brx.idx %r2, TABLE; bra DONE;
+THREE: add.u32 %r3, %r3, 30; bra DONE;
+ONE: add.u32 %r3, %r3, 10;
+TWO: add.u32 %r3, %r3, 20;
+DONE: st.global.b32 [%rd2], %r3;"""
+    report = launch(body, [index, out], ".param .u64 a, .param .u64 b", target="sm_90a")
+    assert not report.findings
+    expected = np.array([30, 20, 30])[index]  # entry 0 runs on into entry 1
+    assert (out == np.where((np.arange(32) < 16) | (guard == ""), expected, 0)).all()
+    index[5] = 7
+    findings = launch(body, [index, out], ".param .u64 a, .param .u64 b", target="sm_90a").findings
+    assert [f.kind for f in findings] == ["assertion"]

@@ -236,3 +236,47 @@ def test_lanes_of_one_instruction_reach_local_and_global_memory():
     report = launch(body, [a, b], POINTERS, target="sm_90a")
     assert not report.findings
     assert (b == np.where(a % 2 == 1, a + 100, a)).all()
+
+
+def test_a_bulk_store_clears_shared_memory():
+    out = np.full((32, 4), 9, np.uint32)
+    body = """ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mul.lo.u32 %r3, %r1, 16; add.u32 %r4, %r2, %r3; mov.b32 %r5, 7;
+ st.shared.v4.b32 [%r4], {%r5, %r5, %r5, %r5}; bar.warp.sync -1; setp.ne.u32 %p1, %r1, 0; mov.b64 %rd3, SIZE; @!%p1 st.bulk.weak.shared::cta [%r2+8], %rd3, 0;
+ bar.sync 0; ld.shared.v4.b32 {%r6, %r7, %r8, %r9}, [%r4]; cvt.u64.u32 %rd2, %r3; add.s64 %rd1, %rd1, %rd2; st.global.v4.b32 [%rd1], {%r6, %r7, %r8, %r9};"""
+    report = launch(body.replace("SIZE", "296"), [out], ".param .u64 out", shared=512)
+    assert not report.findings
+    flat = out.ravel()
+    assert (flat == np.where((np.arange(128) >= 2) & (np.arange(128) < 76), 0, 7)).all()
+    assert "misaligned" in kinds(launch(body.replace("SIZE", "300"), [out], ".param .u64 out", shared=512))
+    assert "out_of_bounds" in kinds(launch(body.replace("SIZE", "4096"), [out], ".param .u64 out", shared=512))
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype"), [("add.u32", np.uint32), ("min.s32", np.int32), ("xor.b32", np.uint32), ("inc.u32", np.uint32), ("add.u64", np.uint64)]
+)  # fmt: skip
+def test_an_asynchronous_reduction_completes_bytes_at_the_other_cta(operation, dtype):
+    """Every lane of CTA 1 reduces its value into CTA 0's word i % 4; CTA 0 waits for the bytes of all."""
+    width, name = np.dtype(dtype).itemsize, operation.split(".")[0]
+    values, out = np.random.default_rng(3).integers(1, 99, 32).astype(dtype), np.zeros(4, dtype)
+    bits = f"b{8 * width}"
+    value = "%r5" if width == 4 else "%rd6"
+    body = f"""ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mov.u32 %r9, %cluster_ctarank; setp.ne.u32 %p1, %r1, 0;
+ mov.b64 %rd6, 50; mov.b32 %r5, 50; and.b32 %r4, %r1, 3; mad.lo.u32 %r3, %r4, {width}, %r2; setp.ge.u32 %p2, %r1, 4; @!%p2 st.shared.{bits} [%r3+64], {value};
+ setp.ne.u32 %p3, %r9, 0; or.pred %p4, %p1, %p3; @%p4 bra READY; mbarrier.init.shared.b64 [%r2], 1; mbarrier.arrive.expect_tx.shared.b64 %rd5, [%r2], {32 * width};
+READY: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; @!%p3 bra RECEIVE;
+ mul.wide.u32 %rd3, %r1, {width}; add.s64 %rd1, %rd1, %rd3; ld.global.{bits} {value}, [%rd1]; mov.b32 %r10, 0; mapa.shared::cluster.u32 %r11, %r2, %r10;
+ mapa.shared::cluster.u32 %r12, %r3, %r10; red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation} [%r12+64], {value}, [%r11]; bra DONE;
+RECEIVE: {S["wait"]("%r2", 0, "W")} @%p2 bra DONE; mul.wide.u32 %rd3, %r1, {width}; add.s64 %rd2, %rd2, %rd3; ld.shared.{bits} {value}, [%r3+64]; st.global.{bits} [%rd2], {value};
+DONE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
+    report = launch(body, [values, out], POINTERS, grid=2, cluster=2, shared=256, target="sm_90a")
+    assert not report.findings
+    for word in range(4):
+        result = 50
+        for v in values[word::4].tolist():
+            result = {
+                "add": result + v,
+                "min": min(result, v),
+                "xor": result ^ v,
+                "inc": 0 if result >= v else result + 1,
+            }[name]
+        assert out[word] == result

@@ -280,3 +280,44 @@ def test_sparse_wgmma(name, in_registers):
         for warp in range(4):
             got[16 * warp + rows, columns] = d[32 * warp : 32 * warp + 32]
         np.testing.assert_array_equal(got, dense @ right.T)
+
+
+@pytest.mark.parametrize(("source", "bits"), [("b6x16_p32", 6), ("b4x16_p64", 4)])
+@pytest.mark.parametrize(("shape", "num"), [("m8n16", 1), ("m8n16", 2), ("m8n16", 4), ("m16n16", 1), ("m16n16", 2)])
+def test_narrow_matrix_loads(source, bits, shape, num):
+    """Rows of 16 padded elements become one element a byte, low bits first."""
+    rows, trans = 8 * num if shape == "m8n16" else 16 * num, shape == "m16n16"
+    codes = np.random.default_rng(5).integers(0, 1 << bits, (32, 16))
+    image = np.full((32, 16), 0xFF, np.uint8)
+    for row in range(32):
+        number = sum(int(c) << bits * i for i, c in enumerate(codes[row]))
+        image[row, : 2 * bits] = np.frombuffer(number.to_bytes(2 * bits, "little"), np.uint8)
+    registers = num * (2 if trans else 1)
+    out = np.zeros((32, registers), np.uint32)
+    names = ", ".join(f"%r{10 + i}" for i in range(registers))
+    body = f"""ld.param.u64 %rd1, [in]; ld.param.u64 %rd2, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mul.lo.u32 %r3, %r1, 16; cvt.u64.u32 %rd3, %r3; add.s64 %rd1, %rd1, %rd3;
+ add.u32 %r2, %r2, %r3; ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%rd1]; st.shared.v4.b32 [%r2], {{%r4, %r5, %r6, %r7}}; bar.warp.sync -1;
+ ldmatrix.sync.aligned.{shape}.x{num}{".trans" if trans else ""}.shared.b8x16.{source} {{{names}}}, [%r2]; mul.wide.u32 %rd3, %r1, {4 * registers}; add.s64 %rd2, %rd2, %rd3;"""
+    body += "".join(f" st.global.b32 [%rd2+{4 * i}], %r{10 + i};" for i in range(registers))
+    report = launch(body, [image, out], ".param .u64 in, .param .u64 out", shared=512, target="sm_120a")
+    assert not report.findings
+    got = out.view(np.uint8).reshape(32, registers, 4)
+    if not trans:
+        for register in range(num):
+            np.testing.assert_array_equal(got[:, register].reshape(8, 16), codes[8 * register : 8 * register + 8])
+    else:
+        assert sorted(got.ravel().tolist()) == sorted(codes[:rows].ravel().tolist())
+        plain = run_plain_load(codes.astype(np.uint8), num)
+        np.testing.assert_array_equal(got, plain)
+
+
+def run_plain_load(rows, num):
+    """What ldmatrix .m16n16.trans.b8 gives for the same elements, one a byte."""
+    out = np.zeros((32, 2 * num), np.uint32)
+    names = ", ".join(f"%r{10 + i}" for i in range(2 * num))
+    body = f"""ld.param.u64 %rd1, [in]; ld.param.u64 %rd2, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; mul.lo.u32 %r3, %r1, 16; cvt.u64.u32 %rd3, %r3; add.s64 %rd1, %rd1, %rd3;
+ add.u32 %r2, %r2, %r3; ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%rd1]; st.shared.v4.b32 [%r2], {{%r4, %r5, %r6, %r7}}; bar.warp.sync -1;
+ ldmatrix.sync.aligned.m16n16.x{num}.trans.shared.b8 {{{names}}}, [%r2]; mul.wide.u32 %rd3, %r1, {8 * num}; add.s64 %rd2, %rd2, %rd3;"""
+    body += "".join(f" st.global.b32 [%rd2+{4 * i}], %r{10 + i};" for i in range(2 * num))
+    launch(body, [rows, out], ".param .u64 in, .param .u64 out", shared=512, target="sm_120a")
+    return out.view(np.uint8).reshape(32, 2 * num, 4)

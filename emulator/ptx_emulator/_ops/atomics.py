@@ -14,6 +14,7 @@ from .._findings import UnsupportedError
 from .._floats import decode, encode
 from .._ptx import Instruction, Reg
 from .._translate import DTYPES, Context, Run, type_of, width_of
+from .cp_async import store_async
 from .memory import acquire, load_bytes, release, space_of, store_bytes
 
 __all__ = ["TABLE"]
@@ -30,7 +31,9 @@ def _atomic(instr: Instruction, ctx: Context) -> Run:
     kind, space = type_of(instr), space_of(instr)
     words = set(instr.modifiers)
     names = [m for m in instr.modifiers if m in _ATOM or m in ("cas", "inc", "dec")]
-    if len(names) != 1 or "async" in words:
+    if "async" in words:
+        return store_async(instr, ctx)
+    if len(names) != 1:
         raise UnsupportedError(instr.op, instr.line)
     name = names[0]
     if kind == "b128":

@@ -1,4 +1,4 @@
-"""Asynchronous copies of single threads: cp.async and st.async (PTX ISA 9.7.9.12, 9.7.9.25.3).
+"""Asynchronous copies of single threads: cp.async, st.async, red.async (PTX ISA 9.7.9.12, 9.7.9.25.3, 9.7.13.7).
 
 Contract: copies are late like every asynchronous one; groups and mbarrier arrivals complete them.
 """
@@ -13,6 +13,7 @@ from .._clocks import Access
 from .._findings import UnsupportedError
 from .._memory import OFFSET_MASK
 from .._ptx import Imm, Instruction, Reg
+from .._tma import combine
 from .._translate import DTYPES, Context, Run, type_of
 from .bulk import translate_bulk
 from .memory import load_bytes
@@ -21,8 +22,13 @@ __all__ = ["TABLE", "store_async"]
 
 
 def store_async(instr: Instruction, ctx: Context) -> Run:
-    """st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.vec}.type [a], b, [mbar] (9.7.9.12)."""
-    dtype = DTYPES[type_of(instr)]
+    """st.async and red.async .shared::cluster.mbarrier::complete_tx::bytes{.vec}.type [a], b, [mbar] (9.7.9.12, 9.7.13.7)."""
+    kind, reduces = type_of(instr), instr.opcode == "red"
+    dtype, words = DTYPES[kind], instr.modifiers
+    operation = next((m for m in words if m in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), "")
+    if "mbarrier::complete_tx::bytes" not in words or reduces != bool(operation):
+        raise UnsupportedError(instr.op, instr.line)
+    typed = {"b32": "u32", "b64": "u64"}.get(kind, kind)
     address, barrier = ctx.address(instr.operands[0], instr), ctx.address(instr.operands[2], instr)
     slots = [ctx.slot(o, dtype, instr) for o in ctx.vector(instr.operands[1])]
 
@@ -36,8 +42,9 @@ def store_async(instr: Instruction, ctx: Context) -> Run:
                 continue
             found = mbar[0].mbarriers.find(mbar[1], w.access(instr), w.name)
             slot = agents.slot(w.cta.rank)
-            access = Access(slot, agents.tick(slot), w.known, True, instr)
+            access = Access(slot, agents.tick(slot), w.known, True, instr, reduces)
             offset = np.array([place[1]])
+            place[0].shared.misaligned(offset, values.shape[1], access)
             if not place[0].shared.check_chunks(offset, values.shape[1], access, True) or found is None:
                 continue
             clocks, row = w.release(), values[lane].copy()
@@ -45,10 +52,11 @@ def store_async(instr: Instruction, ctx: Context) -> Run:
 
             def complete(found: Any = found, place: Any = place, row: Any = row, clocks: Any = clocks,
                          phase: int = found.phase) -> None:  # fmt: skip
-                place[0].shared.data[place[1] : place[1] + len(row)] = row
+                into = place[0].shared.data[place[1] : place[1] + len(row)]
+                into[:] = combine(into[None], row[None], typed, operation)[0] if operation else row
                 found.complete(len(row), phase, clocks, instr, (w.name,))
 
-            cluster.queue.post(complete, f"st.async of {w.name}", instr)
+            cluster.queue.post(complete, f"{instr.opcode}.async of {w.name}", instr)
 
     return run
 

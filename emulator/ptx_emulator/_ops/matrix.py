@@ -12,7 +12,7 @@ import numpy as np
 
 from .._findings import UnsupportedError
 from .._fragments import ldmatrix_map, mma_fragment, stmatrix_map
-from .._matmul import accumulate, decode_elements, decode_unpacked, expand_scales
+from .._matmul import accumulate, decode_elements, decode_unpacked, decompress, expand_scales
 from .._ptx import Imm, Instruction, Operand
 from .._sparsity import expand, illegal, metadata, selectors
 from .._translate import Context, Run
@@ -42,14 +42,17 @@ def _form(instr: Instruction) -> tuple[str, int, bool, int, str]:
     shape = next(m for m in words if m[0] == "m" and "n" in m)
     num = int(next(m for m in words if m in ("x1", "x2", "x4"))[1:])
     space = "shared" if any(m.startswith("shared") for m in words) else "generic"
-    bits = 8 if "b8" in words else 16
-    if any(m.startswith(("b8x16", "b6x16", "b4x16")) for m in words):
-        raise UnsupportedError(instr.op, instr.line)
+    bits = 8 if "b8" in words or "b8x16" in words else 16
     return shape, num, "trans" in words, bits, space
 
 
 def _ldmatrix(instr: Instruction, ctx: Context) -> Run:
     shape, num, trans, bits, space = _form(instr)
+    narrow = 6 if "b6x16_p32" in instr.modifiers else 4 if "b4x16_p64" in instr.modifiers else 0
+    if (narrow > 0) != ("b8x16" in instr.modifiers) or (narrow and shape == "m8n8"):
+        raise UnsupportedError(instr.op, instr.line)
+    if shape == "m8n16":  # a lane holds four bytes of a row, as of an m8n8 matrix of half words
+        shape, bits = "m8n8", 16
     try:
         lanes, offsets = ldmatrix_map(shape, num, trans, bits)
     except ValueError as error:
@@ -63,6 +66,7 @@ def _ldmatrix(instr: Instruction, ctx: Context) -> Run:
     def run(w: Any) -> None:
         check(w)
         raw = load_bytes(space, w, address(w)[:used], 16, w.access(instr))
+        raw = decompress(raw, narrow, "matrix load") if narrow else raw
         values = np.ascontiguousarray(raw).view(part)[lanes, offsets // size]
         words = np.ascontiguousarray(values).view(np.uint32)[..., 0]
         for i, write in enumerate(writers):

@@ -242,11 +242,32 @@ def _st128(instr: Instruction, ctx: Context) -> Run:
     return run
 
 
+def _st_bulk(instr: Instruction, ctx: Context) -> Run:
+    """st.bulk [a], size, 0: zeros to shared memory; address and size are multiples of 8 (9.7.9.13)."""
+    address, size = ctx.address(instr.operands[0], instr), ctx.slot(instr.operands[1], np.uint64, instr)
+    space, add = space_of(instr), ctx.machine.findings.count
+
+    def run(w: Any) -> None:
+        where = address(w)
+        for lane in np.flatnonzero(w.mask).tolist():
+            amount = int(w.regs[size][lane])
+            if amount % 8:
+                w.machine.findings.add("misaligned", f"st.bulk of {amount} bytes", instr, (w.name,))
+            places = where[lane] + np.arange(0, amount // 8 * 8, 8, dtype=np.int64)
+            if len(places):
+                store_bytes(space, w, places, np.zeros((len(places), 8), np.uint8), w.access(instr))
+                add(f"bytes.st.{space}", amount)
+
+    return run
+
+
 def _st(instr: Instruction, ctx: Context) -> Run:
     if "async" in instr.modifiers:
         from .cp_async import store_async
 
         return store_async(instr, ctx)
+    if "bulk" in instr.modifiers:
+        return _st_bulk(instr, ctx)
     kind, space = type_of(instr), space_of(instr)
     if kind == "b128":
         return _st128(instr, ctx)
