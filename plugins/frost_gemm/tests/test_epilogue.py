@@ -387,21 +387,18 @@ def test_by_value_scalars_of_every_type(pattern):
 
 # --- code
 def test_the_code_of_bias_and_gelu_is_lean():
-    """Packed conversions, the bias read once for each chunk in vectors, no branch for an element inside, products not contracted."""
+    """Packed conversions, the bias read once for each chunk in vectors, one ex2 for an element, pairs of fp32 where Blackwell has them."""
     ops = [Op("add", (acc(), aux(0)), "float32"), Op("gelu", (val(0),), "bfloat16")]
     bias = Aux("bfloat16", "col", False, "n", alignment=16)
     made = program(ops, [Store(val(1), "bfloat16")], [bias])
-    for pattern, width in (("wgmma", 32), ("tcgen05", 16)):
-        count = width if pattern == "tcgen05" else width // 2
-        text = compiled(made, pattern, width).__ptx__
-        assert text.count("cvt.rn.bf16x2.f32") == count // 2
-        assert "cvt.rn.bf16.f32" not in text
-        assert text.count("ex2.approx") == count  # one for an element
-        # The vectors of the fast path and the elements of the slow one.
-        assert text.count("ld.global.v4") + text.count("ld.global.v2") + text.count("ld.global.b32") >= 2
-        wide = "st.global.v4.b32" if pattern == "tcgen05" else "st.global.b32"
-        assert text.count(wide) == (2 if pattern == "tcgen05" else count // 2)
-        assert text.count("mul.rn.f32") == count
+    wgmma, tcgen05 = (compiled(made, pattern, width).__ptx__ for pattern, width in (("wgmma", 32), ("tcgen05", 16)))
+    for text in (wgmma, tcgen05):  # 16 elements in a thread
+        assert (text.count("cvt.rn.bf16x2.f32"), text.count("cvt.rn.bf16.f32"), text.count("ex2.approx")) == (8, 0, 16)
+    # wgmma: 4 pairs of neighbours in each of two rows; the accumulators of the test are read by 16 loads.
+    assert (wgmma.count("\tst.global.b32"), wgmma.count("\tld.global.b32")) == (8, 16 + 4)
+    assert (wgmma.count("mul.rn.f32"), wgmma.count("fma.rn.f32")) == (16, 16 * 12)
+    assert (tcgen05.count("\tst.global.v4.b32"), tcgen05.count("\tld.global.v4.b32")) == (2, 2)
+    assert (tcgen05.count("mul.rn.f32x2"), tcgen05.count("fma.rn.f32x2")) == (8, 8 * 12)
 
 
 def test_identity_roundings_leave_no_conversion():

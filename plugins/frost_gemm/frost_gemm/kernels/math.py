@@ -22,7 +22,7 @@ from cutlass import Boolean, Float32, Int32, cute
 from cutlass._mlir.dialects import arith
 from cutlass.cute import math as device
 
-from .vectors import each
+from .vectors import each, each_f32
 
 __all__ = ["FloatMath", "IntegerMath"]
 
@@ -108,13 +108,13 @@ class FloatMath(_Math):
 
     def mul(self, a: Vector, b: Vector) -> Vector:
         # Without .rn, ptxas may contract it with an addition (PTX ISA, mul), and a * b - a * b is not 0.
-        return each("mul.rn.f32", Float32, a, b)
+        return each_f32("mul.rn", a, b)
 
     def div(self, a: Vector, b: Vector) -> Vector:
         return a / b
 
     def fma(self, a: Vector, b: Vector, c: Vector) -> Vector:
-        return device.fma(a, b, c)
+        return each_f32("fma.rn", a, b, c)
 
     def abs(self, a: Vector) -> Vector:
         return device.abs(a)

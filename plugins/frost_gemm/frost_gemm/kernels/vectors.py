@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Numeric, cute
+from cutlass import Float32, Int64, Numeric, cute
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, vector
+from cutlass.cutlass_dsl import BaseDSL
 
-__all__ = ["assemble", "each", "extract", "inline", "on_pairs", "size"]
+__all__ = ["assemble", "each", "each_f32", "extract", "inline", "on_pairs", "size"]
 
 # PTX register classes of the inline assembly's constraints.
 _REGISTER = {"f32": "f", "i32": "r", "i16": "h", "i64": "l"}
@@ -44,6 +45,28 @@ def each(instruction: str, dtype: Any, *operands: cute.TensorSSA) -> cute.Tensor
     return assemble(
         [_instruction(instruction, dtype.mlir_type, [extract(x, i) for x in operands]) for i in range(count)], dtype
     )
+
+
+def each_f32(instruction: str, *operands: cute.TensorSSA) -> cute.TensorSSA:
+    """As ``each`` for ``instruction``.f32, two elements at a time where the architecture has ``instruction``.f32x2 (PTX ISA, fma)."""
+    count = size(operands[0])
+    if not _has_f32x2():
+        return each(f"{instruction}.f32", Float32, *operands)
+    pair, bits = ir.VectorType.get([2], Float32.mlir_type), Int64.mlir_type
+    values: list[Any] = []
+    for i in range(0, count - 1, 2):
+        inputs = [llvm.bitcast(bits, vector.from_elements(pair, [extract(x, i), extract(x, i + 1)])) for x in operands]
+        both = llvm.bitcast(pair, _instruction(f"{instruction}.f32x2", bits, inputs))
+        values += [vector.extract(both, [], [0]), vector.extract(both, [], [1])]
+    if count % 2:
+        values.append(_instruction(f"{instruction}.f32", Float32.mlir_type, [extract(x, count - 1) for x in operands]))
+    return assemble(values, Float32)
+
+
+def _has_f32x2() -> bool:
+    """Whether the target of this compilation is Blackwell or later."""
+    major: int = BaseDSL._get_dsl().get_arch_enum().major
+    return major >= 10
 
 
 def on_pairs(instruction: str, pair: Any, dtype: Any, x: cute.TensorSSA) -> cute.TensorSSA:
