@@ -48,6 +48,16 @@ _CUBIN_ABI_8 = 8  # EI_ABIVERSION of CUDA 13: the SM is in bits 8 to 15 of e_fla
 _dsl_lock = threading.Lock()
 
 
+def _after_fork() -> None:
+    """A child has none of its parent's other threads, so nobody would release a lock that one of them held."""
+    global _dsl_lock
+    _dsl_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 @dataclass(frozen=True)
 class CompiledKernel:
     """A compiled kernel.

@@ -205,6 +205,20 @@ def test_an_equal_program_of_other_sizes_is_served_by_the_cache(plans, monkeypat
     assert plan.kernel.object == plans["H200"].artifacts[0].object
 
 
+def test_a_plan_for_a_described_gpu_needs_no_dsl_once_its_kernel_is_cached(plans):
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from graphs import bias_relu\n"
+        "import cudnn_core, frost_gemm.compile as compiling\n"
+        "compiling.sources_digest = lambda: sys.argv[2]\n"
+        "plan = bias_relu().plan(device=cudnn_core.DeviceInfo.preset('B200'))\n"
+        "print(plan.artifacts[0].name, 'cutlass' in sys.modules)\n"
+    )
+    arguments = [str(Path(__file__).parent), compiling.sources_digest()]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [plans["B200"].artifacts[0].name, "False"]
+
+
 def test_a_plan_survives_saving_and_loading(plans, monkeypatch):
     plan = plans["B200"]
     compiled = plan._compiled
