@@ -58,8 +58,9 @@ def test_device_functions_are_called(text):
 def test_a_guarded_call_reaches_the_guarded_lanes_only():
     values, out = numbers()
     text = ENTRY.replace("@!%p1 bra SMALL;", "mov.pred %p1, %p1;").replace(
-        "call.uni (retval0), norm", "st.param.b32 [retval0], 9; @%p1 call (retval0), norm"
+        "call.uni (retval0), norm", "@%p1 call (retval0), norm"
     )
+    text = text.replace("ld.param.b32 %r4, [retval0]; }", "ld.param.b32 %r4, [retval0]; selp.b32 %r4, %r4, 9, %p1; }")
     report = run_ptx(HEAD + FUNCTIONS + SIGN + text, "k", 1, 32, args=[values, out])
     assert not report.findings
     assert (out == np.where(values > 3, values * values + np.arange(32) ** 2, 9)).all()
