@@ -29,7 +29,7 @@ from cudnn_core import Artifact, BuildError, CacheKey, CompileCache
 
 from .config import TileConfig
 from .facts import ArchFacts
-from .ir import Program
+from .ir import Matrix, Program
 from .layout import KernelLayout
 
 __all__ = ["CompiledKernel", "Function", "compiled", "cubin_sm", "kernel_name", "load"]
@@ -133,12 +133,12 @@ def kernel_name(program: Program, config: TileConfig, facts: ArchFacts) -> str:
     """
     from .layout import BITS
 
-    a, b = program.a[0].mma_dtype, program.b[0].mma_dtype
-    tile_k = config.tile_k * 8 // BITS[a]
+    a, b = program.a[0], program.b[0]
+    tile_k = config.tile_k * 8 // BITS[a.mma_dtype]
     parts = [
         "frost",
         facts.target.removesuffix("a").replace("_", ""),
-        *(_SHORT.get(dtype, dtype) for dtype in dict.fromkeys((a, b))),
+        *dict.fromkeys((_operand_name(a), _operand_name(b))),
         f"{config.tile_m}x{config.tile_n}x{tile_k}",
         f"{config.cluster_m}x{config.cluster_n}",
     ]
@@ -154,6 +154,12 @@ def kernel_name(program: Program, config: TileConfig, facts: ArchFacts) -> str:
         parts.append("swap")
     parts.append(hashlib.sha256(program.canonical().encode()).hexdigest()[:8])
     return "_".join(parts)
+
+
+def _operand_name(matrix: Matrix) -> str:
+    """The data type of a matrix; "int8tobf16" where a prologue converts it."""
+    kinds = dict.fromkeys((matrix.dtype, matrix.mma_dtype))
+    return "to".join(_SHORT.get(kind, kind) for kind in kinds)
 
 
 _SHORT = {"bfloat16": "bf16", "float16": "f16", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}

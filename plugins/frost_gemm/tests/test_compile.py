@@ -79,8 +79,10 @@ def test_profilers_see_engine_generation_types_and_tile(cache):
 def test_names_tell_epilogues_and_mixed_types_apart():
     mixed = replace(PROGRAM, a=(Matrix("fp8_e4m3"),), b=(Matrix("fp8_e5m2"),))
     relu = replace(PROGRAM, ops=(Op("relu", (Ref("acc", 0),), "float32"),))
-    names = {compiling.kernel_name(p, CONFIG, facts("H200")) for p in (PROGRAM, mixed, relu)}
-    assert len(names) == 3
+    cast = replace(PROGRAM, b=(Matrix("int8", mma_dtype="bfloat16"),))
+    names = {compiling.kernel_name(p, CONFIG, facts("H200")) for p in (PROGRAM, mixed, relu, cast)}
+    assert len(names) == 4
+    assert any("_bf16_int8tobf16_" in name for name in names)
     assert any("e4m3_e5m2_64x128x128" in name for name in names)
 
 
