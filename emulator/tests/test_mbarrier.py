@@ -156,3 +156,14 @@ W: mbarrier.try_wait.parity.shared.b64 %p4, [%r5], 0; @!%p4 bra W;
     report = launch(body.replace("ARRIVING", "2"), [out], ".param .u64 out", block=160, shared=128, schedule=schedule)
     assert kinds(report) == {"deadlock"}
     assert report.findings[0].message.count("mbarrier cta 0 shared") == 2
+
+
+def test_the_state_of_an_arrival_tells_what_was_pending_before_it():
+    out = np.zeros(4, np.uint32)
+    body = """ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; setp.ne.u32 %p1, %r1, 0; @%p1 ret; mbarrier.init.shared.b64 [%r2], 4;
+ mbarrier.arrive.shared.b64 %rd2, [%r2]; mbarrier.arrive.noComplete.shared.b64 %rd3, [%r2], 2; mbarrier.arrive.shared.b64 %rd4, [%r2];
+ mbarrier.pending_count.b64 %r3, %rd2; mbarrier.pending_count.b64 %r4, %rd3; mbarrier.pending_count.b64 %r5, %rd4;
+ mbarrier.test_wait.shared.b64 %p2, [%r2], %rd2; selp.b32 %r6, 1, 0, %p2; st.global.v4.b32 [%rd1], {%r3, %r4, %r5, %r6};"""
+    report = launch(body, [out], ".param .u64 out", shared=64, target="sm_90a")
+    assert not report.findings
+    assert out.tolist() == [4, 3, 1, 1]

@@ -365,6 +365,21 @@ DONE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
         assert not out[2].any()
 
 
+def test_a_copy_with_a_cache_policy_is_a_copy():
+    array, out = aligned(64, np.uint32, np.arange(64)), aligned(64, np.uint32)
+    body = f"""
+ ld.param.u64 %rd1, [in]; ld.param.u64 %rd2, [out]; mov.u32 %r1, %tid.x; mov.b32 %r2, smem; setp.ne.u32 %p1, %r1, 0; @%p1 ret;
+ createpolicy.fractional.L2::evict_last.b64 %rd4, 1.0; mbarrier.init.shared.b64 [%r2], 1; fence.proxy.async.shared::cta;
+ mbarrier.arrive.expect_tx.shared.b64 %rd3, [%r2], 256;
+ cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%r2+128], [%rd1], 256, [%r2], %rd4;
+ {wait("%r2", 0, "W")}
+ cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%rd2], [%r2+128], 256, %rd4; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+"""
+    report = launch(body, [array, out], ".param .u64 in, .param .u64 out", shared=512, target="sm_90a")
+    assert not report.findings
+    assert (out == array).all()
+
+
 def test_a_byte_mask_lets_bytes_through():
     values, out = aligned(64, np.uint8, 1 + np.arange(64)), aligned(64, np.uint8)
     body = """

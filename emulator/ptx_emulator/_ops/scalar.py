@@ -339,8 +339,15 @@ def _isspacep(instr: Instruction, ctx: Context) -> Run:
     return lambda w: write(w, (w.regs[a].astype(np.uint64) >> np.uint64(56)) == window)
 
 
+def _createpolicy(instr: Instruction, ctx: Context) -> Run:
+    """A cache policy is opaque and hints only: 0."""
+    write = ctx.writer(instr.operands[0], instr)
+    return lambda w: write(w, np.zeros(32, np.uint64))
+
+
 TABLE = {
     **dict.fromkeys(_OPS, _compute),
+    "createpolicy": _createpolicy,
     "setp": _setp, "selp": _selp, "cvt": _cvt, "mov": _mov, "cvta": _cvta, "mapa": _mapa, "getctarank": _getctarank,
     "isspacep": _isspacep,
 }  # fmt: skip

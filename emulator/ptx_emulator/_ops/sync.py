@@ -161,12 +161,14 @@ def _arrive(instr: Instruction, ctx: Context) -> Run:
         lanes = np.flatnonzero(w.mask)
         where = address(w)
         clocks = w.release() if release else w.fenced
-        phase = 0
+        states: Any = np.zeros(32, np.uint64)  # the phase, and the arrivals pending before this one in the upper half
         if len(lanes) > 1 and not expects and (where[lanes] == where[lanes[0]]).all():
             barrier = barrier_at(w, int(where[lanes[0]]), instr)
             if barrier is not None:
-                total = int(w.regs[amount][lanes].sum())
-                phase = barrier.arrive(clocks, instr, (w.name,), total, drop)
+                counts = w.regs[amount][lanes].astype(np.int64)
+                before = np.maximum(barrier.pending - np.cumsum(counts) + counts, 0)
+                phase = barrier.arrive(clocks, instr, (w.name,), int(counts.sum()), drop)
+                states[lanes] = phase | before.astype(np.uint64) << np.uint64(32)
         else:
             for lane in lanes.tolist():
                 barrier = barrier_at(w, int(where[lane]), instr)
@@ -176,9 +178,10 @@ def _arrive(instr: Instruction, ctx: Context) -> Run:
                 if expects:
                     barrier.expect(value, instr, (w.name,))
                     value = 1
-                phase = barrier.arrive(clocks, instr, (w.name,), value, drop)
+                pending = barrier.pending
+                states[lane] = barrier.arrive(clocks, instr, (w.name,), value, drop) | pending << 32
         if write is not None:
-            write(w, np.full(32, phase, np.uint64))
+            write(w, states)
 
     return run
 
@@ -236,7 +239,7 @@ def _test(instr: Instruction, ctx: Context) -> Run:
         return None
 
     def complete(barrier: Any, token: int) -> bool:
-        return bool((barrier.phase ^ token) & 1 == 1 if parity else barrier.phase != token)
+        return bool((barrier.phase ^ token) & 1 == 1 if parity else barrier.phase != token & LOW32)
 
     def several(w: Any, where: Any, wanted: Any) -> Any:
         """Lanes that ask for different barriers or phases: each gets its answer; parked when all fail twice."""
@@ -268,7 +271,9 @@ def _test(instr: Instruction, ctx: Context) -> Run:
 
 
 def _pending(instr: Instruction, ctx: Context) -> Run:
-    raise UnsupportedError(instr.op, instr.line)
+    """pending_count: the arrivals that were pending before the arrive that returned the state."""
+    write, state = ctx.writer(instr.operands[0], instr), ctx.slot(instr.operands[1], np.uint64, instr)
+    return lambda w: write(w, (w.regs[state] >> np.uint64(32)).astype(np.uint32))
 
 
 def _fence(instr: Instruction, ctx: Context) -> Run:

@@ -114,7 +114,7 @@ def _copy(instr: Instruction, ctx: Context) -> Run:
             store_bytes("global", w, np.array([to(w)]), raw, access)
             # nothing is in the upper half of a map, and CuTe's kernels leave it out of the one that they edit
             start = (origin(w) & OFFSET_MASK) + 64
-            upper = np.zeros((1, 64), np.uint8)
+            upper: Any = np.zeros((1, 64), np.uint8)
             held = w.cta.shared.data[start : start + 64]
             upper[0, : len(held)] = held
             store_bytes("global", w, np.array([to(w) + 64]), upper, access)
