@@ -100,7 +100,8 @@ def launch(
         compiled: a function that `cute.compile` returned (compiled with `--keep-ptx`), an object with the attributes
             `object` and `ptx` (`cudnn_core.Artifact`), or the bytes or path of an object of `export_to_c`.
         args: what the compiled function takes; torch and numpy CPU tensors are written in place. An exported object
-            takes the arguments of its header: see `Descriptor` and the README.
+            takes the arguments of its header (see `Descriptor` and the README), one compiled for TVM-FFI those of a call.
+            A host block (`cudnn_core.HostBlock` or alike) is host memory, passed by its address.
         seed, check, schedule, strict: as of `run_ptx`.
         limits: `Limits`, a mapping, an arch name or a `cudnn_core.DeviceInfo`; default: those of the PTX's target.
         buffers: tensors that arguments point to without being arguments themselves.

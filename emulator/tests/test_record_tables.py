@@ -1,11 +1,13 @@
 """The script that records the H200 tables, as far as that goes without a GPU: its kernels, run here, return what is kept."""
 
+import ctypes
 import json
 import lzma
 import runpy
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,6 +43,61 @@ def test_the_assembler_takes_what_a_gpu_would_run(tmp_path):
     command = ["ptxas", "-arch=sm_90a", str(tmp_path / "all.ptx"), "-o", str(tmp_path / "all.cubin")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Driver:
+    """The calls of record_h200.Device on host memory; a launch runs in the emulator."""
+
+    name = "none"
+
+    def __init__(self):
+        self.memory, self.freed, self.text = {}, 0, ""
+
+    def call(self, name, *args):
+        return getattr(self, name)(*args)
+
+    def cuModuleLoadData(self, text):
+        assert text.endswith(b"\0")
+        self.text = text[:-1].decode()
+        return "module"
+
+    def cuModuleGetFunction(self, module, name):
+        return module, name.decode()
+
+    def cuMemAlloc(self, size):
+        self.memory[address := 0x7F00_0000_0000 + (len(self.memory) << 20)] = np.zeros(size, np.uint8)
+        return address
+
+    def cuMemcpyHtoD(self, target, source, size):
+        self.memory[target][:size] = np.frombuffer(ctypes.string_at(source, size), np.uint8)
+
+    def cuMemcpyDtoH(self, target, source, size):
+        ctypes.memmove(target, self.memory[source].tobytes(), size)
+
+    def cuLaunchKernel(self, function, *args):
+        from ptx_emulator import run_ptx
+
+        (module, name), grid, block, (shared, stream, table, extra) = function, args[:3], args[3:6], args[6:]
+        assert (module, stream, extra) == ("module", 0, 0)
+        entry = self.text[self.text.index(f".entry {name}(") :].partition(")")[0]
+        places = (ctypes.c_void_p * entry.count(".param")).from_address(table)
+        values = [ctypes.string_at(place, 8) for place in places]
+        run_ptx(self.text, name, grid, block, args=values, dynamic_smem=shared, buffers=self.memory, check="raise")
+
+    def cuCtxSynchronize(self):
+        pass
+
+    def cuMemFree(self, address):
+        self.freed += 1
+
+
+def test_the_gpu_form_passes_the_driver_what_it_needs(monkeypatch):
+    driver, some = Driver(), [PROGRAMS[0], PROGRAMS[-1], next(p for p in PROGRAMS if p.case.get("rs"))]
+    scope = RECORD["main"].__globals__
+    monkeypatch.setitem(scope, "runpy", SimpleNamespace(run_path=lambda path: {"Device": lambda: driver}))
+    gpu = scope["Gpu"](some)
+    assert all(same(program, gpu(program)) for program in some)
+    assert driver.freed == len(driver.memory) == 7
 
 
 def test_another_result_is_told_apart():
