@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -399,6 +401,18 @@ def test_the_code_of_bias_and_gelu_is_lean():
     assert (wgmma.count("mul.rn.f32"), wgmma.count("fma.rn.f32")) == (16, 16 * 12)
     assert (tcgen05.count("\tst.global.v4.b32"), tcgen05.count("\tld.global.v4.b32")) == (2, 2)
     assert (tcgen05.count("mul.rn.f32x2"), tcgen05.count("fma.rn.f32x2")) == (8, 8 * 12)
+
+
+def test_addresses_are_computed_in_64_bits():
+    """Products of coordinates and strides, that is; tensors of more than 2**31 elements are allowed."""
+    members = [Aux("bfloat16", "full", True, major, alignment=2) for major in ("n", "m", "")]
+    stores = [Store(acc(), "bfloat16", major) for major in ("n", "m", "")]
+    ops = [Op("identity", (aux(i),), "bfloat16") for i in range(3)]
+    made = program(ops, stores + [Store(val(i), "bfloat16", "") for i in range(3)], members)
+    for pattern in ("wgmma", "tcgen05"):
+        text = compiled(made, pattern).__ptx__
+        assert re.search(r"m(ul|ad)\.lo\.s64", text)
+        assert not re.search(r"m(ul|ad)\.lo\.[su]32", text)
 
 
 def test_identity_roundings_leave_no_conversion():

@@ -1,14 +1,14 @@
 """The arithmetic of the op table's formulas on vectors of registers: the facade ``m`` that ``formulas`` describes.
 
-``FloatMath`` computes in fp32 and ``IntegerMath`` in int32, on vectors of shape (V,); masks are Boolean vectors. Relative errors
-against the exact function of the fp32 argument, where the result is a normal number (tests measure them; bounds of PTX instructions are
-those of the PTX ISA):
+``FloatMath`` computes in fp32 and ``IntegerMath`` in int32, on vectors of shape (V,); masks are Boolean vectors. Errors relative to the
+exact function of the fp32 argument, where the result is a normal number; what approximate instructions add is from the PTX ISA:
 
-    add sub mul fma div     correctly rounded; ``mul.rn`` is never contracted with an addition
-    rcp                     2^-23, rcp.approx          sqrt    2^-22, sqrt.approx
-    rsqrt                   2^-22, rsqrt.approx        erf     2^-22, a polynomial below 1, 1 - 2^-p above
-    normal_cdf              1.5e-6 for x > -5, 1e-5 for x > -8 (6e-16), 3e-3 for x > -9.5 (1e-21); 2^p
-    exp log sin cos tan tanh pow fmod                  the compiler's library: exp 2^-22, tanh 2^-22, pow 2^-20
+    add sub mul fma div   correctly rounded; ``mul.rn`` and ``fma.rn`` are never contracted with a neighbour
+    rcp sqrt rsqrt        2^-23, 2^-23, 2^-22: rcp.approx, sqrt.approx, rsqrt.approx
+    erf                   2^-23, and 2^-22 of ex2.approx above 1: a polynomial below 1, 1 - 2^p above
+    normal_cdf            2.3e-6 for x > -5, 1e-5 for x > -8 (6e-16), 3e-3 for x > -9.5 (1e-21): 2^p
+    exp log tanh          2^-22, the compiler's library
+    sin cos tan pow fmod  the compiler's library: 2e-7 of the largest value, pow 4e-6, fmod exact
 
 Imported by the epilogue and by mainloop prologues.
 """
