@@ -7,6 +7,7 @@
  * Built once by _runtime.py; used by _host_call.py, in the child only.
  */
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,39 @@ int _cudaLaunchKernelEx(const Config *config, void *kernel, void **arguments) {
     const Kernel *launched = kernel;
     if (!on_launch) return invalid("launch before the runtime was configured", 0, 0);
     return on_launch(launched->name, launched->image, launched->max_dynamic, config, arguments);
+}
+
+/* cuTensorMapEncodeTiled, whose parameters these are. The layout of a map is that of `_tensor_map.py`; limits are checked when
+ * a kernel uses the map. */
+int _cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, const uint64_t *extents, const uint64_t *strides,
+                            const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int l2, int fill) {
+    static const unsigned char codes[] = {0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 8, 7, 8, 11, 12, 13}; /* by CUtensorMapDataType */
+    static const unsigned char patterns[] = {0, 1, 2, 3, 3, 3, 3}, atoms[] = {0, 0, 0, 0, 1, 2, 3}; /* by CUtensorMapSwizzle */
+    if (type < 0 || type > 15 || rank < 1 || rank > 5 || swizzle < 0 || swizzle > 6)
+        return invalid("tensor map of an unknown type, rank or swizzle: type, rank", type, rank);
+    uint32_t word[32] = {0};
+    word[0] = (uint32_t)(uintptr_t)address;
+    word[1] = (uint32_t)((uint64_t)(uintptr_t)address >> 32);
+    word[2] = (rank - 1) << 4 | (uint32_t)codes[type] << 7 | (uint32_t)interleave << 11 | (uint32_t)patterns[swizzle] << 13 |
+              (uint32_t)fill << 15 | (uint32_t)(type == 11 || type == 12) << 16 | (uint32_t)l2 << 17 | (uint32_t)atoms[swizzle] << 19;
+    for (unsigned i = 0; i < rank; i++) {
+        if (i + 1 < rank) {
+            word[3 + i] = (uint32_t)(strides[i] >> 4);
+            word[7] |= (uint32_t)(strides[i] >> 36 & 15) << 4 * i;
+        }
+        word[8 + i] = (uint32_t)(extents[i] - 1);
+        word[13] |= (steps[i] - 1) << 3 * i;
+        if (i) word[14] |= (box[i] - 1) << 8 * (i - 1);
+    }
+    word[13] |= (box[0] - 1) << 24;
+    memcpy(map, word, sizeof word);
+    return SUCCESS;
+}
+
+void cuda_dialect_assert_success(int error) {
+    if (!error) return;
+    fprintf(stderr, "the host function stops: error %d; %s\n", error, problem);
+    abort();
 }
 
 /* --- TVM-FFI: errors and the stream of the environment as in tvm/ffi/c_api.h and extra/c_env_api.h of apache-tvm-ffi; the

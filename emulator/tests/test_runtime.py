@@ -1,4 +1,6 @@
 import ctypes
+import json
+import lzma
 import os
 import runpy
 import stat
@@ -10,6 +12,7 @@ from ptx_emulator import EmulationError
 from ptx_emulator._elf import read_image, read_object
 from ptx_emulator._limits import capability, device_attributes, device_limits
 from ptx_emulator._runtime import cache_folder, compiler, host_function, link_object, runtime_library
+from ptx_emulator._tensor_map import TensorMap, decode_tensor_map, encode_tensor_map
 
 HOSTS = runpy.run_path(str(Path(__file__).with_name("_hosts.py")))
 needs_compiler, host_object = HOSTS["needs_compiler"], HOSTS["host_object"]
@@ -208,3 +211,41 @@ def test_a_core_device_is_a_device():
 
 def test_the_process_is_not_changed():
     assert "CUTE_DSL_LIBS" not in os.environ
+
+
+# --- tensor maps that a host function has the driver make
+@needs_compiler
+def test_tensor_maps_of_the_runtime_are_those_of_the_driver(cache):
+    encode = ctypes.CDLL(str(runtime_library()))._cuTensorMapEncodeTiled
+    maps = json.loads(lzma.decompress((Path(__file__).parent / "data" / "h200_tensor_maps.json.xz").read_bytes()))[
+        "tiled"
+    ]
+    for m in maps:
+        rank, out = len(m["dims"]), ctypes.create_string_buffer(128)
+        wide, narrow = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
+        failed = encode(out, m["dtype"], rank, ctypes.c_void_p(m["address"]), wide(*m["dims"]), wide(*m["strides"]), narrow(*m["box"]),
+                        narrow(*m["element_strides"]), m["interleave"], m["swizzle"], m["l2"], m["oob"])  # fmt: skip
+        assert not failed
+        assert out.raw[:64].hex() == m["hex"]
+    assert len(maps) >= 100
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("kind", "swizzle", "name", "mode"),
+    [(13, 0, "u4", "none"), (14, 3, "u4_padded", "128B"), (15, 6, "u6_padded", "128B_64B"), (7, 4, "f32", "128B_32B")],
+)
+def test_tensor_map_types_that_no_hopper_driver_makes(cache, kind, swizzle, name, mode):
+    encode = ctypes.CDLL(str(runtime_library()))._cuTensorMapEncodeTiled
+    out, pair, single = ctypes.create_string_buffer(128), ctypes.c_uint32 * 2, ctypes.c_uint64 * 1
+    extents = (ctypes.c_uint64 * 2)(256, 16)
+    assert not encode(
+        out, kind, 2, ctypes.c_void_p(1 << 40), extents, single(1 << 10), pair(128, 8), pair(1, 1), 0, swizzle, 0, 0
+    )
+    expected = TensorMap(1 << 40, name, (256, 16), (1 << 10,), (128, 8), (1, 1), swizzle=mode)
+    assert decode_tensor_map(out.raw) == expected
+    assert out.raw == encode_tensor_map(expected)
+    assert (
+        encode(out, 16, 2, ctypes.c_void_p(1 << 40), extents, single(1 << 10), pair(128, 8), pair(1, 1), 0, 0, 0, 0)
+        != 0
+    )
