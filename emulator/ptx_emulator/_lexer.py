@@ -99,18 +99,19 @@ class Declaration(NamedTuple):
 def declaration(tokens: Tokens) -> Declaration:
     """`.align 8 .b8 name[16], other[2][3] = {1, 2}` after the state space, up to `;`, `,` or `)` of a list."""
     align, kind, values, unsized = 0, "b8", [], False
-    vector = 1
+    vector, pointer = 1, False
     while tokens.peek().startswith("."):
         word = tokens.next()
         for part in word[1:].split("."):
             if part == "align":
-                align = integer(tokens.next())
+                value = integer(tokens.next())
+                align = align if pointer else value  # after .ptr it is that of what the parameter points to
             elif part in ("v2", "v4"):
                 vector = int(part[1:])
             elif part in WIDTHS:
                 kind = part
             elif part == "ptr":
-                continue
+                pointer = True
             elif part not in ("global", "const", "shared", "local", "param", "u64", "attribute", "unified", "texref"):
                 raise EmulationError(f"PTX line {tokens.line}: cannot read declaration part .{part}")
     names = []

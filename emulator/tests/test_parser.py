@@ -15,6 +15,12 @@ def test_reads_parameters_with_their_alignment():
     assert [(p.name, p.offset, p.size) for p in entry.params] == [("a", 0, 1), ("m", 64, 128), ("p", 192, 8)]
 
 
+@pytest.mark.parametrize("align", [1, 16])
+def test_the_alignment_behind_ptr_is_not_the_parameters(align):
+    entry = only(f".entry k(.param .u32 a, .param .u64 .ptr .global .align {align} p, .param .u32 b) {{ ret; }}")
+    assert [(p.name, p.offset) for p in entry.params] == [("a", 0), ("p", 8), ("b", 16)]
+
+
 def test_operands_become_objects():
     entry = only(""".entry k() { .reg .pred %p<2>; .reg .b32 %r<5>; .reg .b64 %rd1;
         @!%p1 ld.shared.v2.b32 {%r1, %r2}, [%rd1+-8];
