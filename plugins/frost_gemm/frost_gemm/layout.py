@@ -20,7 +20,7 @@ BITS = {
 
 RING_ALIGNMENT = 1024  # bytes; a 128-byte swizzle repeats every 1024 (PTX ISA, shared memory matrix layout)
 BARRIER_BYTES = 1024  # mbarriers and tensor memory addresses, in front of the rings
-MAX_STAGES = 16
+MAX_STAGES = 32  # memory-bound kernels need the bytes in flight: 160 KiB of 8-bit weights an SM at 64x16 would be 16 stages
 TMA_ALIGNMENT = 16  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalAddress, globalStrides
 
 
@@ -46,6 +46,7 @@ class KernelLayout:
     partial_bytes  of the accumulators that split-K leaves in shared memory
     shared_bytes   everything
     acc_stages     accumulators in tensor memory; tmem_columns allocated
+    raw_bytes      SM100: of each operand, A's and then B's, in one stage as it lies in memory; 0 for one without a prologue
     """
 
     stages: int
@@ -62,6 +63,7 @@ class KernelLayout:
     shared_bytes: int
     acc_stages: int = 1
     tmem_columns: int = 0
+    raw_bytes: tuple[int, ...] = ()
 
 
 def plan_layout(program: Program, config: TileConfig, facts: ArchFacts) -> KernelLayout:
@@ -82,6 +84,7 @@ _WGMMA_TYPES = ({"bfloat16"}, {"float16"}, {"fp8_e4m3", "fp8_e5m2"}, {"int8"})
 # Registers of a consumer's and the producer's thread, by consumer warpgroups: all together at most 65536, each a multiple of 8.
 WGMMA_REGISTERS = {1: (232, 40), 2: (232, 40), 3: (160, 32)}
 _WGMMA_SPARE_REGISTERS = 40  # of a consumer's thread, for everything but accumulators
+_HALF_SM_BYTES = 113 * 1024  # of 228 KiB, of which the system takes 1 for each CTA
 _STAGING_SLOT_BYTES = 8192  # of one warpgroup
 
 
@@ -155,6 +158,18 @@ def wgmma_promoted_columns(program: Program, config: TileConfig) -> int:
         if config.tile_n % parts == 0 and columns % 8 == 0 and sums + columns // 2 <= room:
             return columns
     raise LayoutError("knob.domain", "knob:tile_n", f"{room} registers of accumulators and partial sums", sums)
+
+
+def wgmma_resident(program: Program, config: TileConfig, shared_bytes: int) -> int:
+    """CTAs of this kernel that fit on one SM: 2 of small tiles with short rings, so that one begins while another one ends.
+
+    They have 128 registers for each of their 256 threads.
+    """
+    sums = config.tile_m * config.tile_n * len(program.gemms) // _WARPGROUP
+    if program.promote:
+        sums += wgmma_promoted_columns(program, config) // 2
+    small = wgmma_warpgroups(config) == 1 and sums <= 64 and shared_bytes <= _HALF_SM_BYTES
+    return 2 if small else 1
 
 
 def staged_bytes(rows: int, cols: int, size: int) -> int:
@@ -240,6 +255,7 @@ _TCGEN05_KINDS = ({"bfloat16"}, {"float16"}, {"fp8_e4m3", "fp8_e5m2"}, {"int8"})
 _TCGEN05_ROWS = 128  # tensor memory lanes, so rows of the accumulator in one CTA
 _TCGEN05_COLUMNS = 512  # the largest allocation that other kernels can share an SM with
 _DESCRIPTOR_REACH = 256 * 1024  # PTX ISA, tcgen05 matrix descriptor: 14 bits of the start address, in units of 16 bytes
+_TCGEN05_STAGES = 16  # so many barriers fit in front of the rings
 _RESERVED_BYTES = 1024  # the system's shared memory in front of the kernel's
 
 
@@ -265,21 +281,23 @@ def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> Ker
         partial_bytes = 2 * len(program.gemms) * _TCGEN05_ROWS * epi_n * 4
 
     a_bytes, b_bytes = _TCGEN05_ROWS * config.tile_k, config.tile_n // config.cta_group * config.tile_k
-    rings = (len(program.a), a_bytes), (len(program.b), b_bytes)
-    stage_bytes = sum(count * size for count, size in rings)
+    operands = [(m, a_bytes) for m in program.a] + [(m, b_bytes) for m in program.b]
+    raw_bytes = tuple(size * BITS[m.dtype] // BITS[m.mma_dtype] if m.prologue else 0 for m, size in operands)
+    rings = [*(size for _, size in operands), *raw_bytes]
+    stage_bytes = sum(rings)
     fixed = BARRIER_BYTES + staging_slots * staging_bytes + partial_bytes
-    padding = sum(count * (RING_ALIGNMENT if size % RING_ALIGNMENT else 0) for count, size in rings)
+    padding = sum(RING_ALIGNMENT for size in rings if size % RING_ALIGNMENT)
     room = min(facts.shared_bytes - fixed, _DESCRIPTOR_REACH - _RESERVED_BYTES - BARRIER_BYTES) - padding
-    most = min(room // stage_bytes, MAX_STAGES)
+    most = min(room // stage_bytes, _TCGEN05_STAGES)
     stages = config.stages or most
     _require(2 <= stages <= most, "device.smem", "knob:stages", {"at least": 2, "at most": most}, stages)
-    rings_bytes = sum(count * align(stages * size, RING_ALIGNMENT) for count, size in rings)
+    rings_bytes = sum(align(stages * size, RING_ALIGNMENT) for size in rings)
     return KernelLayout(
         stages=stages,
         a_bytes=a_bytes,
         b_bytes=b_bytes,
         stage_bytes=stage_bytes,
-        threads=7 * 32,
+        threads=(11 if any(raw_bytes) else 7) * 32,
         epi_m=_TCGEN05_ROWS,
         epi_n=epi_n,
         store_modes=modes,
@@ -289,6 +307,7 @@ def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> Ker
         shared_bytes=fixed + rings_bytes,
         acc_stages=acc_stages,
         tmem_columns=max(32, 1 << (acc_stages * columns - 1).bit_length()),
+        raw_bytes=raw_bytes,
     )
 
 
@@ -301,27 +320,14 @@ def _check_tcgen05_program(program: Program, facts: ArchFacts) -> None:
     for group, members in (("A", program.a), ("B", program.b)):
         for i, matrix in enumerate(members):
             subject = f"{group}{i}"
-            _require(
-                not matrix.prologue and matrix.dtype == matrix.mma_dtype,
-                "op.pattern",
-                subject,
-                "no prologue",
-                matrix.dtype,
-            )
-            _require(
-                matrix.alignment % TMA_ALIGNMENT == 0 < matrix.alignment,
-                "layout.alignment",
-                subject,
-                TMA_ALIGNMENT,
-                matrix.alignment,
-            )
-            _require(
-                matrix.dtype != "int8" or facts.int8,
-                "dtype.unsupported",
-                subject,
-                f"no int8 on {facts.target}",
-                matrix.dtype,
-            )
+            same = matrix.dtype == matrix.mma_dtype
+            _require(same or bool(matrix.prologue), "op.pattern", subject, "a prologue that converts", matrix.dtype)
+            narrow = BITS[matrix.dtype] <= BITS[matrix.mma_dtype]
+            _require(narrow, "dtype.unsupported", subject, f"no wider than {matrix.mma_dtype}", matrix.dtype)
+            aligned = matrix.alignment % TMA_ALIGNMENT == 0 < matrix.alignment
+            _require(aligned, "layout.alignment", subject, TMA_ALIGNMENT, matrix.alignment)
+            int8 = matrix.mma_dtype == "int8"
+            _require(not int8 or facts.int8, "dtype.unsupported", subject, f"no int8 on {facts.target}", matrix.mma_dtype)
     kinds = sorted({m.mma_dtype for m in (*program.a, *program.b)})
     _require(any(kind.issuperset(kinds) for kind in _TCGEN05_KINDS), "dtype.mixed", "A, B", "one kind of MMA", kinds)
     accumulate = "int32" if kinds == ["int8"] else "float32"

@@ -30,7 +30,7 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
-from cutlass.utils import SmemAllocator
+from cutlass.memory import SmemAllocator
 
 from ..config import TileConfig
 from ..facts import ArchFacts
@@ -44,6 +44,7 @@ from ..layout import (
     align,
     staged_bytes,
     wgmma_promoted_columns,
+    wgmma_resident,
     wgmma_warpgroups,
 )
 from .args import ELEMENTS, Args, matrix, output, unpack
@@ -93,6 +94,7 @@ class WgmmaKernel:
             Staging(store.dtype, store.major, ROWS, layout.epi_n) if mode == "tma" else None
             for store, mode in zip(program.stores, layout.store_modes, strict=True)
         ]
+        self.resident = wgmma_resident(program, config, layout.shared_bytes)
         self.epilogue = Epilogue(program)
         self._carve()
 
@@ -130,17 +132,19 @@ class WgmmaKernel:
         loads_b = tuple(self.load_atom(args, "b", i) for i in range(len(program.b)))
         stores = tuple(self.store_atom(args, i) for i, staging in enumerate(self.staging) if staging) or None
         self.epilogue.seed(args, stream)
-        clusters = cutlass.min(tiles.tiles, self.resident_clusters())
+        clusters = cutlass.min(tiles.tiles, self.resident * self.resident_clusters())
         self.kernel(loads_a, loads_b, stores, args.without_operands(), tiles).launch(
             grid=[config.cluster_m, config.cluster_n, config.split_k * clusters],
             block=[self.layout.threads, 1, 1],
             cluster=[config.cluster_m, config.cluster_n, config.split_k],
-            min_blocks_per_mp=1,
+            min_blocks_per_mp=self.resident,
+            preferred_smem_carveout=100 if self.resident > 1 else None,  # else the compiler asks the driver for it
+            use_pdl=True,  # every access to memory comes after griddepcontrol.wait
             stream=stream,
         )
 
     def resident_clusters(self) -> int:
-        """Clusters that run at once. A cluster lies in one GPC; those of an H200 have 16 or 18 SMs, so clusters of more than two
+        """Clusters that run at once, one CTA on each SM. A cluster lies in one GPC; those of an H200 have 16 or 18 SMs, so clusters of more than two
         CTAs are counted in 16."""
         cluster, sms = self.config.cluster, self.facts.sm_count
         return max(1, sms // cluster if cluster <= 2 else sms // 16 * (16 // cluster))
@@ -204,24 +208,37 @@ class WgmmaKernel:
         smem = SmemAllocator().allocate(self.layout.shared_bytes, RING_ALIGNMENT)
         if warp == LOADER_WARP:
             self.prefetch_descriptors(loads_a, loads_b, stores)
+        if warp == LOADER_WARP + 1:
             with cute.arch.elect_one():
                 self.init_barriers(smem)
             cute.arch.mbarrier_init_fence()
+        number = self.first_tile(warp)
+        tile = locate(tiles, number)
         if cutlass.const_expr(self.config.cluster > 1):
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
+        # The next kernel may take its place on the SMs; it waits in turn for this one to end before it touches memory.
+        cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
 
-        consumer_registers, loader_registers = WGMMA_REGISTERS[self.consumers]
         if warp < WARPS:
-            cute.arch.setmaxregister_decrease(loader_registers)
+            if cutlass.const_expr(self.resident == 1):
+                cute.arch.setmaxregister_decrease(WGMMA_REGISTERS[self.consumers][1])
             if warp == LOADER_WARP:
-                self.load(smem, loads_a, loads_b, args, tiles)
+                self.load(smem, loads_a, loads_b, args, tiles, number, tile)
         else:
-            cute.arch.setmaxregister_increase(consumer_registers)
-            self.consume(smem, stores, args, tiles)
+            if cutlass.const_expr(self.resident == 1):
+                cute.arch.setmaxregister_increase(WGMMA_REGISTERS[self.consumers][0])
+            self.consume(smem, stores, args, tiles, number, tile)
+
+    def first_tile(self, warp: Int32) -> Int32:
+        """The number of the first tile of a warp: the cluster's, and the one after it for the second of pingpong's consumers."""
+        _, _, _, cluster = self.cluster_place()
+        if not self.pingpong:
+            return cluster
+        return cluster + warp // (2 * WARPS) * self.cluster_count()
 
     def prefetch_descriptors(self, *groups: Any) -> None:
         """Of all TMA atoms."""
@@ -309,10 +326,12 @@ class WgmmaKernel:
         return cutlass.Int16(Int32(mask) << (first + z * cm * cn))
 
     @cute.jit
-    def load(self, smem: cute.Pointer, loads_a: tuple, loads_b: tuple, args: Args, tiles: Problem):
+    def load(
+        self, smem: cute.Pointer, loads_a: tuple, loads_b: tuple, args: Args, tiles: Problem, number: Int32, tile: tuple
+    ):
         """All loads of this CTA. Ends when every stage has been read, by this CTA's consumers and by those of the cluster that
         read what this CTA wrote or that arrive on its barriers."""
-        x, y, part, cluster = self.cluster_place()
+        x, y, part, _ = self.cluster_place()
         first_block, blocks = self.k_blocks(args, part)
         groups = {"a": (loads_a, self.program.a), "b": (loads_b, self.program.b)}
         plans = [
@@ -322,9 +341,8 @@ class WgmmaKernel:
         ]
         masks = {group: self.multicast_mask(group) for group in groups}
         ring = Ring(Int32(0), Int32(0))
-        number = cluster
+        m, n, batch = tile
         while number < tiles.tiles:
-            m, n, batch = locate(tiles, number)
             at = {"a": m * self.config.cluster_m + x, "b": n * self.config.cluster_n + y}
             for block in cutlass.range(first_block, first_block + blocks, unroll=1):
                 full = barrier(smem, self.full, ring.slot)
@@ -341,7 +359,7 @@ class WgmmaKernel:
                     )
                 ring = self.advanced(ring)
             number += self.cluster_count()
-        cute.arch.griddepcontrol_launch_dependents()
+            m, n, batch = locate(tiles, number)
         for _ in cutlass.range(self.layout.stages, unroll=1):
             cute.arch.mbarrier_wait(barrier(smem, self.empty, ring.slot), ring.phase ^ 1)
             ring = self.advanced(ring)
@@ -349,25 +367,32 @@ class WgmmaKernel:
     # The consumers.
 
     @cute.jit
-    def consume(self, smem: cute.Pointer, stores: tuple, args: Args, tiles: Problem):
+    def consume(self, smem: cute.Pointer, stores: tuple, args: Args, tiles: Problem, number: Int32, tile: tuple):
         """All tiles of one consumer warpgroup."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         worker = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
-        x, y, part, number = self.cluster_place()
+        x, y, part, _ = self.cluster_place()
         _, blocks = self.k_blocks(args, part)
         step = self.cluster_count()
         ring = Ring(Int32(0), Int32(0))
         if cutlass.const_expr(self.pingpong):
-            number += worker * step
             step = step * 2
             ring = self.advanced(ring, worker * blocks)
         operands = [self.fragments(smem, gemm, worker) for gemm in range(len(self.program.gemms))]
         sums = [self.accumulators(gemm) for gemm in range(len(self.program.gemms))]
         target = self.release_target(thread)
         turn, shared, staged = Int32(0), Int32(0), Int32(0)
+        m, n, batch = tile
         while number < tiles.tiles:
             if cutlass.const_expr(self.pingpong):
                 cute.arch.mbarrier_wait(barrier(smem, self.turn, worker), turn ^ 1 ^ worker)
+            row = (m * self.config.cluster_m + x) * self.config.tile_m
+            col = (n * self.config.cluster_n + y) * self.config.tile_n
+            if cutlass.const_expr(not self.pingpong):
+                row += worker * ROWS
+            origin = row, col, batch
+            number += step
+            m, n, batch = locate(tiles, number)  # of the next tile, while this one's first stage comes in
             if cutlass.const_expr(self.program.promote):
                 ring = self.promoted_mainloop(smem, sums, operands, blocks, ring, target, worker)
             else:
@@ -375,12 +400,6 @@ class WgmmaKernel:
             if cutlass.const_expr(self.pingpong):
                 ring = self.advanced(ring, blocks)  # the other's tile
                 turn = turn ^ 1
-            m, n, batch = locate(tiles, number)
-            row = (m * self.config.cluster_m + x) * self.config.tile_m
-            col = (n * self.config.cluster_n + y) * self.config.tile_n
-            if cutlass.const_expr(not self.pingpong):
-                row += worker * ROWS
-            origin = row, col, batch
             if cutlass.const_expr(self.config.split_k > 1):
                 self.exchange(smem, sums, thread, worker, part, shared ^ 1)
                 for chunk in cutlass.range(part, self.chunks, self.config.split_k, unroll=1):
@@ -392,9 +411,8 @@ class WgmmaKernel:
                 for chunk in cutlass.range_constexpr(self.chunks):
                     accs = [self.chunk_values(total, chunk) for total in sums]
                     staged = self.finish(smem, stores, args, accs, self.place(origin, chunk), staged, thread, worker)
-            number += step
         if cutlass.const_expr(self.layout.staging_slots > 0):
-            cute.arch.cp_async_bulk_wait_group(0)
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
         if cutlass.const_expr(self.config.split_k > 1):  # the others read this CTA's memory
             cute.arch.mbarrier_wait(barrier(smem, self.taken, worker), shared ^ 1)
 
