@@ -295,6 +295,28 @@ def test_products_of_different_shapes_or_types_are_two_kernels():
     assert {code for code, _ in declines(g)} == {"dtype.mixed"}
 
 
+def test_products_of_one_output_shape_and_different_k_are_two_kernels():
+    g = new()
+    done(g.add(product(g, k=K), product(g, k=2 * K)))
+    assert {code for code, _ in declines(g)} == {"op.pattern"}
+
+
+@pytest.mark.parametrize("order", [("float32", dt.FAST_FLOAT_FOR_FP8), (dt.FAST_FLOAT_FOR_FP8, "float32")])
+def test_one_product_that_needs_promotion_promotes_all(order):
+    g = new("fp8_e4m3")
+    x, w = g.tensor((1, M, K)), [g.tensor((1, K, N), (K * N, 1, K)) for _ in order]
+    parts = [g.matmul(x, b, compute_data_type=compute) for b, compute in zip(w, order, strict=True)]
+    done(g.sub(*parts))
+    assert program(g).promote
+
+
+def test_a_host_value_is_no_matrix():
+    g = new()
+    alpha = g.tensor((1, 1, 1), is_pass_by_value=True, name="alpha")
+    done(g.matmul(alpha, g.tensor((1, 1, N))))
+    assert declines(g) == {("op.pattern", "A")}
+
+
 def test_chained_matmuls_are_declined():
     g = new()
     hidden = g.relu(product(g)).set_data_type("bfloat16")
