@@ -73,6 +73,7 @@ class Coefficients:
     promote            share of that where partial sums are added in registers
     smem_bytes_per_us  that one SM's MMAs read from shared memory
     sm_bytes_per_us    that one SM loads, from L2 or memory
+    ingest_bytes_per_us  that arrive in one SM: what it loads and what others multicast to it
     l2_bytes_per_us    that all SMs together load from L2
     dram               share of the published memory rate
     store_bytes_per_us that one SM's epilogue loads and stores
@@ -89,6 +90,7 @@ class Coefficients:
     promote: float = 0.92
     smem_bytes_per_us: float = 220e3
     sm_bytes_per_us: float = 75e3
+    ingest_bytes_per_us: float = 105e3
     l2_bytes_per_us: float = 6.5e6
     dram: float = 0.88
     store_bytes_per_us: float = 45e3
@@ -103,6 +105,7 @@ _DEFAULTS = {
     "wgmma": Coefficients(),
     "tcgen05": Coefficients(
         sm_bytes_per_us=110e3,
+        ingest_bytes_per_us=150e3,
         l2_bytes_per_us=12e6,
         tensor_flops_per_us=15.2e6,
         dram_bytes_per_us=8e6,
@@ -194,9 +197,10 @@ def predict_us(what: Work, shape: Shape, config: TileConfig, gpu: Machine, c: Co
     grid_m = _round_up(along_m * config.cta_group, config.cluster_m)
     grid_n = _round_up(along_n, config.cluster_n)
     clusters = grid_m * grid_n // (config.cluster_m * config.cluster_n) * shape.l
-    slots = _cluster_slots(gpu.sms, config.cluster)
+    slots = _cluster_slots(gpu.sms, config.cluster) * _resident(what, config, gpu)
     rounds = -(-clusters // slots)
     active = min(clusters, slots) * config.cluster
+    share = max(1.0, active / gpu.sms)  # CTAs that share an SM's rates
 
     element = 1 if what.wide else 2
     width = config.tile_k // element
@@ -207,17 +211,22 @@ def predict_us(what: Work, shape: Shape, config: TileConfig, gpu: Machine, c: Co
     rows = 128 if gpu.overlapped else 64
     b_reads = cta_m / rows * config.tile_n / config.cta_group * config.tile_k
     smem = (cta_m * config.tile_k + b_reads) * what.gemms / c.smem_bytes_per_us
-    loaded = (
-        cta_m * width * what.a_bytes / config.cluster_n
-        + config.tile_n / config.cta_group * width * what.b_bytes * config.cta_group / config.cluster_m
+    a_bytes = cta_m * width * what.a_bytes
+    b_bytes = config.tile_n / config.cta_group * width * what.b_bytes
+    loaded = a_bytes / config.cluster_n + b_bytes * config.cta_group / config.cluster_m
+    step_us = max(
+        share * flops / rate,
+        share * smem,
+        share * loaded / c.sm_bytes_per_us,
+        share * (a_bytes + b_bytes) / c.ingest_bytes_per_us,
+        loaded * active / c.l2_bytes_per_us,
     )
-    step_us = max(flops / rate, smem, loaded / min(c.sm_bytes_per_us, c.l2_bytes_per_us / active))
 
     elements = cta_m * config.tile_n
-    epilogue = elements * what.out_bytes / c.store_bytes_per_us + elements / 1024 * what.ops * c.op_us
+    epilogue = share * (elements * what.out_bytes / c.store_bytes_per_us + elements / 1024 * what.ops * c.op_us)
     epilogue += (config.split_k - 1) * c.split_us
     mainloop = steps * step_us
-    if gpu.overlapped or config.schedule == "pingpong":  # hidden behind the next tile, but for the last one
+    if gpu.overlapped or config.schedule == "pingpong" or share > 1:  # hidden behind other tiles, but for the last one
         tiles_us = rounds * max(mainloop, epilogue) + epilogue
     else:
         tiles_us = rounds * (mainloop + epilogue)
@@ -229,6 +238,20 @@ def predict_us(what: Work, shape: Shape, config: TileConfig, gpu: Machine, c: Co
     return (
         c.launch_us + c.fill_us + config.cluster * c.cluster_us + max(tiles_us, dram_us) + 0.1 * min(tiles_us, dram_us)
     )
+
+
+def _resident(what: Work, config: TileConfig, gpu: Machine) -> int:
+    """CTAs on one SM: two of a small wgmma tile whose ring is kept short (``layout.wgmma_resident`` decides)."""
+    small = config.tile_m == 64 and config.tile_n * what.gemms <= 128 and config.schedule == "cooperative"
+    return 2 if small and not gpu.overlapped and 0 < config.stages <= _half_stages(what, config) else 1
+
+
+def _half_stages(what: Work, config: TileConfig) -> int:
+    """Stages of a ring that leaves room for a second CTA on the SM; staging and barriers take up to 17 KiB of each half."""
+    element = 1 if what.wide else 2
+    stage = (config.tile_m * what.a_bytes + config.tile_n * what.b_bytes) * config.tile_k / element
+    partial = config.tile_m * config.tile_n * 4 * what.gemms if config.split_k > 1 else 0
+    return int(((113 - 17) * 1024 - partial) / stage)
 
 
 def _cluster_slots(sms: int, size: int) -> int:
@@ -265,7 +288,7 @@ def choose(
             swapped.append(program.swapped())
         return plan_layout(swapped[0] if config.swap_ab else program, config, facts)
 
-    tiles = enumerate(_tiles(shape, facts))
+    tiles = enumerate(_tiles(what, shape, facts, gpu))
     ranked = sorted(((predict_us(what, shape, tile, gpu, c), i, tile) for i, tile in tiles), key=itemgetter(0, 1))
     pool = [(us, 100 * i, tile) for us, i, tile in ranked[:limit]]
     for _, i, tile in pool[:]:
@@ -277,7 +300,7 @@ def choose(
     taken: Counter[tuple[object, ...]] = Counter()
     for us, _, config in [*pool, *ranked[limit:]]:
         # Diverse: a wrong guess about one tile should not spoil the whole list.
-        kind = (config.tile_m, config.tile_n, config.schedule, config.swap_ab, config.split_k)
+        kind = (config.tile_m, config.tile_n, config.schedule, config.swap_ab, config.split_k, config.stages)
         if taken[kind] >= 2:
             continue
         try:
@@ -308,30 +331,38 @@ _SPLITS = (2, 4, 8)
 _SWAP_BELOW = 64  # rows from which a tile of 64 rows is full
 
 
-def _tiles(shape: Shape, facts: ArchFacts) -> Iterator[TileConfig]:
-    """Tiles worth ranking, without clusters of their own: none twice as large as the problem, split-K where SMs would idle."""
+def _tiles(what: Work, shape: Shape, facts: ArchFacts, gpu: Machine) -> Iterator[TileConfig]:
+    """Tiles worth ranking, without clusters of their own: none twice as large as the problem, split-K where SMs would idle, and
+    small tiles also two to an SM."""
     for swap in (False, True):
         rows, cols = (shape.n, shape.m) if swap else (shape.m, shape.n)
         if swap and not (shape.m < _SWAP_BELOW < shape.n or (shape.m < shape.n // 8 and shape.m <= 256)):
             continue
+        seen = what.swapped() if swap else what
         for tile_m, tile_n, schedule, group in _geometries(facts):
             if (tile_m > _LEAST_ROWS[facts.mma] and tile_m >= 2 * rows) or (tile_n > 16 and tile_n >= 2 * cols):
                 continue
-            base = TileConfig(
-                tile_m, tile_n, 128, cluster_m=group, swap_ab=swap, schedule=schedule, cta_group=group
-            )  # fmt: skip
-            yield base
             tiles = -(-rows // tile_m) * group * -(-cols // tile_n) * shape.l
-            if schedule == "cooperative" and 2 * tiles <= facts.sm_count:
-                for split in _SPLITS:
+            for split in (1, *_SPLITS):
+                config = TileConfig(
+                    tile_m, tile_n, 128, cluster_m=group, split_k=split, swap_ab=swap, schedule=schedule, cta_group=group
+                )  # fmt: skip
+                half = replace(config, stages=_half_stages(seen, config))
+                resident = 1 if half.stages < 3 else _resident(seen, half, gpu)
+                if split > 1:
+                    useful = (
+                        tiles * split <= (resident + 1) * facts.sm_count and tiles <= resident * facts.sm_count // 2
+                    )
                     if (
-                        split * group <= facts.max_cluster
-                        and split * tiles <= 2 * facts.sm_count
-                        and shape.k >= 256 * split
+                        not useful
+                        or schedule == "pingpong"
+                        or shape.k < 256 * split
+                        or split * group > facts.max_cluster
                     ):
-                        yield TileConfig(
-                            tile_m, tile_n, 128, cluster_m=group, split_k=split, swap_ab=swap, schedule=schedule, cta_group=group
-                        )  # fmt: skip
+                        break
+                yield config
+                if resident > 1 and tiles * split > facts.sm_count:
+                    yield half
 
 
 def _geometries(facts: ArchFacts) -> Iterator[tuple[int, int, str, int]]:
@@ -352,10 +383,7 @@ def _clusters(tile: TileConfig, shape: Shape, facts: ArchFacts) -> Iterator[Tile
         same = (cluster_m, cluster_n) == (tile.cluster_m, tile.cluster_n)
         fits = cluster_m * cluster_n * tile.split_k <= min(facts.max_cluster, 8)
         if not same and fits and cluster_m <= most_m and cluster_n <= most_n and cluster_m % tile.cta_group == 0:
-            yield TileConfig(
-                tile.tile_m, tile.tile_n, tile.tile_k, cluster_m, cluster_n, tile.split_k, tile.swap_ab,
-                schedule=tile.schedule, cta_group=tile.cta_group,
-            )  # fmt: skip
+            yield replace(tile, cluster_m=cluster_m, cluster_n=cluster_n)
 
 
 def _round_up(value: int, step: int) -> int:

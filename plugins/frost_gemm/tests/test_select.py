@@ -185,6 +185,7 @@ def test_every_coefficient_matters(name):
         (TileConfig(64, 16, 128), (64, 4096, 8192), {}),
         (TileConfig(64, 16, 128, swap_ab=True), (16, 8192, 8192), {}),
         (TileConfig(64, 64, 128), (4096, 4096, 4096), {}),
+        (TileConfig(64, 64, 128, cluster_m=4, cluster_n=2), (4096, 4096, 4096), {}),
         (TileConfig(128, 128, 128, split_k=4), (128, 128, 65536), {}),
         (TileConfig(128, 128, 128), (8192, 8192, 512), {"prog": program("fp8_e4m3", promote=True, ops=RELU * 9)}),
     ]
