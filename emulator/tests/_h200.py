@@ -1,6 +1,6 @@
 """What an H200 returned (driver 580, CUDA 13.0), recorded once: record_tables.py checks it on another one, or records anew.
 
-data/h200_numerics.xz: every opcode on 40 lanes. data/h200_matrix.xz: mma.sync, wgmma, ldmatrix and stmatrix. Each is one
+data/h200_numerics.xz: every opcode on 32 lanes. data/h200_matrix.xz: mma.sync, wgmma, ldmatrix and stmatrix. Each is one
 line of JSON and a blob, compressed.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 DATA = Path(__file__).parent / "data"
-LANES = 40
+LANES = 32
 
 
 @cache

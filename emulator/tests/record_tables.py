@@ -6,9 +6,9 @@
     python emulator/tests/record_tables.py emulate          without a GPU: `check` in the emulator
 
 The GPU forms need numpy and cuda-bindings (nvidia-cutlass-dsl brings them) and a driver of CUDA 12.9 or later, which compiles
-the PTX of `_tables`. The recordings were thinned once after they were made: 40 of 96 lanes of each opcode, chosen so that
+the PTX of `_tables`. The recordings were thinned once after they were made: 32 of 96 lanes of each opcode, chosen so that
 no opcode is mistaken for another one, nor any of 221 mutants of the arithmetic that the 96 lanes told apart; of
-shared-memory images the bytes that operands cover; of wgmma every ninth thread and a digest.
+shared-memory images the bytes that operands cover; of wgmma every 27th thread and a digest.
 """
 
 import ctypes
