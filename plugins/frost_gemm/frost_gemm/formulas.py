@@ -17,6 +17,7 @@ whatever ``m`` likes: they only go into ``select`` and the logical functions, an
     fmod(a, b)                                the remainder with the sign of a, exact (int32: of the truncated division)
     floor ceil sqrt rsqrt rcp exp log         fp32 from here on: errors of a few ulp over the whole range, IEEE special values
     sin cos tan tanh erf pow                  (so tanh.approx, with 2**-11, is not enough)
+    sigmoid(x)                                1 / (1 + exp(-x)), to a few ulp, and |x| half ulp for x < 0
     normal_cdf(x)                             (1 + erf(x / sqrt(2))) / 2, to a few ulp where it is small too
 """
 
@@ -35,8 +36,7 @@ _TAIL = 30.0  # beyond it sigmoid(-2 u) of that approximation is 0 in fp32, and 
 
 
 def sigmoid(m: Any, x: Value) -> Value:
-    # exp overflows to infinity where the result is below the smallest normal number; 1 / infinity is 0.
-    return m.rcp(m.add(m.const(1.0), m.exp(m.neg(x))))
+    return m.sigmoid(x)
 
 
 def _log1p(m: Any, e: Value) -> Value:

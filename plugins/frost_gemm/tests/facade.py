@@ -108,6 +108,7 @@ _FUNCTIONS = {
     "rcp": _wide(lambda x: 1.0 / x),
     "rsqrt": _wide(lambda x: 1.0 / np.sqrt(x)),
     "erf": _wide(_vector_erf),
+    "sigmoid": _wide(lambda x: np.exp(-np.logaddexp(0.0, -x))),
     "normal_cdf": _wide(lambda x: 0.5 * _vector_erfc(-x * math.sqrt(0.5))),
     "pow": _wide(np.power),
     **{name: _wide(getattr(np, name)) for name in ("exp", "log", "sqrt", "sin", "cos", "tan", "tanh", "floor", "ceil")},

@@ -6,6 +6,7 @@ exact function of the fp32 argument, where the result is a normal number; what a
     add sub mul fma div   correctly rounded; ``mul.rn`` and ``fma.rn`` are never contracted with a neighbour
     rcp sqrt rsqrt        2^-23, 2^-23, 2^-22: rcp.approx, sqrt.approx, rsqrt.approx
     erf                   2^-23, and 2^-22 of ex2.approx above 1: a polynomial below 1, 1 - 2^p above
+    sigmoid               2^-22 + 2^-23, and |x| 2^-24 for x < 0: ex2.approx, rcp.approx
     normal_cdf            2.3e-6 for x > -5, 1e-5 for x > -8 (6e-16), 3e-3 for x > -9.5 (1e-21): 2^p
     exp log tanh          2^-22, the compiler's library
     sin cos tan pow fmod  the compiler's library: 2e-7 of the largest value, pow 4e-6, fmod exact
@@ -39,6 +40,7 @@ _ERF_LARGE = (
     -0.00030389297171495855,
 )  # fmt: skip
 _ERF_IS_ONE = 4.0
+_LOG2_E = 1.4426950408889634
 # The normal distribution's tail beyond a >= 0 is 2^(a p(a) - 1): a minimax fit of degree 11 on [0, 8] (1.2e-7), lowest power first.
 # Above 8 the polynomial keeps falling, to -infinity.
 _NORMAL_TAIL = (
@@ -120,10 +122,10 @@ class FloatMath(_Math):
         return device.abs(a)
 
     def min(self, a: Vector, b: Vector) -> Vector:
-        return _like(a, arith.minimumf(a, b))
+        return each("min.NaN.f32", Float32, a, b)  # the compiler makes three instructions of arith.minimumf
 
     def max(self, a: Vector, b: Vector) -> Vector:
-        return _like(a, arith.maximumf(a, b))
+        return each("max.NaN.f32", Float32, a, b)
 
     def fmod(self, a: Vector, b: Vector) -> Vector:
         return device.rem(a, b)
@@ -163,6 +165,10 @@ class FloatMath(_Math):
 
     def pow(self, a: Vector, b: Vector) -> Vector:
         return device.pow(a, b)
+
+    def sigmoid(self, a: Vector) -> Vector:
+        e = each("ex2.approx.ftz.f32", Float32, self.mul(a, self.const(-_LOG2_E)))
+        return each("rcp.approx.ftz.f32", Float32, self.add(self.const(1.0), e))  # from 1 up: nothing is lost by .ftz
 
     def normal_cdf(self, a: Vector) -> Vector:
         size = self.abs(a)

@@ -16,6 +16,7 @@ from cutlass._mlir.dialects import arith
 from ..ir import Reduction
 from ..ops import REDUCTIONS
 from .convert import as_float, as_integer
+from .vectors import inline
 
 __all__ = ["DTYPES", "Lanes", "deterministic", "neutral", "reduce", "seed"]
 
@@ -127,13 +128,8 @@ class _Reduce:
             return a + b
         if self.mode.combine == "mul":
             return a * b
-        function = {
-            ("max", Float32): arith.maximumf,
-            ("min", Float32): arith.minimumf,
-            ("max", Int32): arith.maxsi,
-            ("min", Int32): arith.minsi,
-        }[self.mode.combine, self.dtype]
-        return self.dtype(function(a.ir_value(), b.ir_value()))
+        kind = "NaN.f32" if self.dtype is Float32 else "s32"
+        return self.dtype(inline(f"{self.mode.combine}.{kind} $0, $1, $2;", self.dtype.mlir_type, [a, b]))
 
     def _select(self, condition: Boolean, a: Any, b: Any) -> Any:
         return type(a)(arith.select(Boolean(condition).ir_value(), a.ir_value(), b.ir_value()))
