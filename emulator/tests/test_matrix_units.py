@@ -155,6 +155,16 @@ def test_lanes_of_another_warp_are_found():
     assert "tensor_memory" in kinds(tcgen05(lane_shift=20)[2])
 
 
+def test_a_warp_reaches_its_own_lanes_whatever_the_address_names():
+    got, expected, report = tcgen05(lane_shift=40)  # lane 0 for every warp
+    assert not report.findings
+    assert (got == expected).all()
+    assert kinds(tcgen05(lane_shift=40, strict=True)[2]) == {"tensor_memory"}
+    got, expected, report = tcgen05(lane_shift=22)  # lanes 0, 64, 128 and 192
+    assert kinds(report) == {"tensor_memory"}
+    assert (got == expected).all()
+
+
 def test_reading_before_the_commit_completes_is_found():
     got, expected, report = tcgen05(waiting="")
     assert "race" in kinds(report)
