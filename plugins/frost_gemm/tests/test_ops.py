@@ -117,11 +117,11 @@ def test_formula_in_fp32_agrees_with_the_definition(name, attrs):
             reference(name, args, attrs).astype(np.float32).astype(np.float64)
         )  # overflow to infinity, as fp32 has it
     unclear = np.zeros(got.shape, bool)
-    if name in ("add_square", "pow", "mul", "gelu_approx_tanh_backward", "swish_backward", "gelu_backward"):
+    if name in ("add_square", "pow", "mul", "swish_backward", "gelu_backward"):
         # A product of the definition overflows fp32 where the result would not, or the reverse.
         unclear = np.max(np.abs(np.nan_to_num(np.stack(args).astype(np.float64))), axis=0) > 1e18
     if name.endswith("_backward"):
-        unclear |= np.isinf(args[0]) & (np.abs(args[1]) > 20)  # infinity times a factor that only fp64 tells from 0
+        unclear |= np.isinf(args[0]) & (np.abs(args[1]) > 15)  # infinity times a factor that only fp64 tells from 0
     np.testing.assert_array_equal(np.isnan(got)[~unclear], np.isnan(want)[~unclear])
     with np.errstate(invalid="ignore"):
         close = (got == want) | (np.abs(got - want) <= 4e-6 * np.abs(want) + bound(name, args))
