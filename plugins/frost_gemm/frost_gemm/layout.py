@@ -43,7 +43,7 @@ class KernelLayout:
     epi_m, epi_n   the part of the tile that is drained at a time
     store_modes    for each store "tma" (through shared memory) or "vector" (from registers)
     staging_bytes  of one staging slot, all stores together; staging_slots of them
-    partial_bytes  of the accumulators that split-K leaves in shared memory
+    partial_bytes  of the accumulators that split-K leaves in shared memory; partials_in_ring: they lie over the operand ring
     shared_bytes   everything
     acc_stages     accumulators in tensor memory; tmem_columns allocated
     raw_bytes      SM100: of each operand, A's and then B's, in one stage as it lies in memory; 0 for one without a prologue
@@ -62,6 +62,7 @@ class KernelLayout:
     partial_bytes: int
     shared_bytes: int
     acc_stages: int = 1
+    partials_in_ring: bool = False
     tmem_columns: int = 0
     raw_bytes: tuple[int, ...] = ()
 
@@ -115,9 +116,15 @@ def _plan_wgmma(program: Program, config: TileConfig, facts: ArchFacts) -> Kerne
     a_bytes, b_bytes = config.tile_m * config.tile_k, config.tile_n * config.tile_k
     rings = [a_bytes] * len(program.a) + [b_bytes] * len(program.b)
     stage_bytes = sum(rings)
-    fixed = BARRIER_BYTES + warpgroups * staging_slots * sum(staging) + partial_bytes
+    fixed = BARRIER_BYTES + warpgroups * staging_slots * sum(staging)
     padding = sum(RING_ALIGNMENT for size in rings if size % RING_ALIGNMENT)
     most = min((facts.shared_bytes - fixed - padding) // stage_bytes, MAX_STAGES)
+    # The sums lie over the ring, where room is bytes in flight, but not where another CTA's multicast writes into it.
+    alone = config.cluster_m * config.cluster_n == 1
+    in_ring = alone and 0 < partial_bytes <= (config.stages or most) * stage_bytes
+    if not in_ring:
+        fixed += partial_bytes
+        most = min((facts.shared_bytes - fixed - padding) // stage_bytes, MAX_STAGES)
     stages = config.stages or most
     _require(2 <= stages <= most, "device.smem", "knob:stages", {"at least": 2, "at most": most}, stages)
     return KernelLayout(
@@ -133,6 +140,7 @@ def _plan_wgmma(program: Program, config: TileConfig, facts: ArchFacts) -> Kerne
         staging_slots=staging_slots,
         partial_bytes=partial_bytes,
         shared_bytes=fixed + sum(align(stages * size, RING_ALIGNMENT) for size in rings),
+        partials_in_ring=in_ring,
     )
 
 

@@ -235,6 +235,66 @@ def test_accumulators_that_fill_tensor_memory_are_not_doubled():
     exact(found, found.product(0, 0, 0), found.product(1, 0, 1))
 
 
+# Mainloop prologues
+
+ELEMENT, SCALAR = Ref("val", -1), (Aux("float32", "scalar", batched=True),)
+
+
+def fused(dtype, *ops, major="k", mma="bfloat16"):
+    """An operand with a prologue: each op is a name and the references besides the value so far."""
+    chain = [Op(name, (ELEMENT if i == 0 else VAL(i - 1), *rest), mma) for i, (name, *rest) in enumerate(ops)]
+    return Matrix(dtype, major, mma_dtype=mma, prologue=tuple(chain))
+
+
+def one_product(a, b, aux=()):
+    return Program(a=(a,), b=(b,), gemms=(Gemm(),), aux=aux, stores=(Store(ACC(0), "float32"),))
+
+
+def columns_of(b):
+    return b.transpose(0, 2, 1)
+
+
+PLAIN = Matrix("bfloat16")
+PROLOGUES = {
+    "int8 weights, scaled": (
+        "B200", one_product(PLAIN, fused("int8", ("identity",), ("mul", AUX(0))), SCALAR), tile(),
+        lambda f: f.a[0] @ columns_of(f.b[0] * f.aux[0]),
+    ),
+    "relu of A by columns": (
+        "B300", one_product(fused("bfloat16", ("relu",), major="mn"), PLAIN), tile(cluster_n=2), lambda f: np.maximum(f.a[0], 0) @ columns_of(f.b[0]),
+    ),
+    "fp8 weights by columns, pair": (
+        "R200", one_product(PLAIN, fused("fp8_e4m3", ("neg",), major="mn")), tile(pair=True), lambda f: -f.product(0),
+    ),
+    "both operands, pairs that share": (
+        "B200", one_product(fused("int8", ("abs",)), fused("int8", ("mul", ELEMENT), major="mn")), tile(pair=True, cluster_m=2, cluster_n=2),
+        lambda f: np.abs(f.a[0]) @ columns_of(f.b[0] ** 2),
+    ),
+    "fp8 made for fp8, narrow tile, parts of K": (
+        "R200", one_product(Matrix("fp8_e4m3"), fused("fp8_e5m2", ("add", AUX(0)), mma="fp8_e4m3"), SCALAR), tile(n=16, split_k=2),
+        lambda f: f.a[0] @ columns_of(f.b[0] + f.aux[0]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PROLOGUES)
+def test_operands_are_made_on_the_way(case):
+    """The last case adds a constant: what it makes of the zeros past the end of K meets the zeros of A."""
+    device, program, config, expected = PROLOGUES[case]
+    found = run(program, config, device, 144, 80, 208, 2)
+    exact(found, expected(found))
+
+
+@pytest.mark.L2
+@pytest.mark.parametrize("schedule", ["late", "eager", "random"])
+@pytest.mark.parametrize("case", PROLOGUES)
+def test_operands_are_made_in_every_schedule(case, schedule):
+    device, program, config, expected = PROLOGUES[case]
+    for seed in range(1, 4):
+        found = run(program, config, device, 144, 80, 400, 2, seed=seed, schedule=schedule)
+        exact(found, expected(found))
+
+
 # Split K
 
 SPLIT = {

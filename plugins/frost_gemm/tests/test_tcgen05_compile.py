@@ -17,19 +17,26 @@ pytest.importorskip("cutlass")
 from _tcgen05 import compiled, facts, tile
 
 ACC, VAL, AUX = (lambda i, kind=kind: Ref(kind, i) for kind in ("acc", "val", "aux"))
-EM_CUDA = 190
+EM_CUDA, EIFMT_SVAL, EIATTR_FRAME_SIZE = 190, 4, 17
 
 
 def made(a, b, majors, **parts):
     accumulate = "int32" if a == "int8" else "float32"
-    gemms = parts.pop("gemms", 1)
+    gemms, stored = parts.pop("gemms", 1), parts.pop("weights", "")
     return Program(
         a=(Matrix(a, majors[0]),),
-        b=tuple(Matrix(b, majors[1]) for _ in range(gemms)),
+        b=tuple(weights(b, majors[1], stored) for _ in range(gemms)),
         gemms=tuple(Gemm(0, i, accumulate) for i in range(gemms)),
         accumulate=accumulate,
         **parts,
     )
+
+
+def weights(dtype, major, stored):
+    """B as it is multiplied, or made of ``stored`` elements."""
+    if not stored:
+        return Matrix(dtype, major)
+    return Matrix(stored, major, mma_dtype=dtype, prologue=(Op("neg", (Ref("val", -1),), dtype),))
 
 
 def float_op(name, *args, **attrs):
@@ -63,6 +70,7 @@ EPILOGUES = {
         "stores": (Store(ACC(0), "float32"),),
         "reductions": (Reduction(ACC(0), "ADD", "n"), Reduction(ACC(0), "AVG", "lm")),
     },
+    "int8 weights": {"weights": "int8", "stores": (Store(ACC(0), "float16"),)},
     "taps of both majors": {
         "aux": (Aux("float16", "full", False, "m", alignment=4),),
         "ops": (float_op("relu", ACC(0), lower_clip=0.0), float_op("cmp_gt", VAL(0), AUX(0))),
@@ -136,7 +144,23 @@ def check(program, config, device):
     assert machine == EM_CUDA
     assert f"sm_{flags >> 8 & 0xFF}a" == target
     assert f"tcgen05.mma.cta_group::{config.cta_group}.kind::{_kind(program)}" in kernel.ptx
+    assert set(frames(kernel.cubin)) == {0}, "bytes of local memory: registers do not suffice"
     return kernel
+
+
+def frames(cubin):
+    """Bytes of local memory of every function of a cubin: EIATTR_FRAME_SIZE of its .nv.info sections."""
+    start, (size, count, names) = struct.unpack_from("<Q", cubin, 40)[0], struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, start + i * size) for i in range(count)]
+    for name, _, _, _, offset, length in sections:
+        if not cubin.startswith(b".nv.info", sections[names][4] + name):
+            continue
+        at = offset
+        while at < offset + length:
+            kind, attribute, value = struct.unpack_from("<BBH", cubin, at)
+            if (kind, attribute) == (EIFMT_SVAL, EIATTR_FRAME_SIZE):
+                yield struct.unpack_from("<II", cubin, at + 4)[1]
+            at += 4 + (value if kind == EIFMT_SVAL else 0)
 
 
 def _kind(program):

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 from frost_gemm.config import TileConfig
 from frost_gemm.facts import arch_facts
-from frost_gemm.ir import Gemm, Matrix, Program, Ref, Store
+from frost_gemm.ir import Gemm, Matrix, Op, Program, Ref, Store
 from frost_gemm.layout import BARRIER_BYTES, LayoutError, plan_layout
 
 from cudnn_core import DeviceInfo
@@ -207,6 +207,25 @@ def test_operands_that_the_matrix_unit_cannot_multiply_are_declined(made, device
 @pytest.mark.parametrize(("a", "b"), [("bfloat16", None), ("float16", None), ("fp8_e4m3", "fp8_e5m2")])
 def test_every_part_multiplies_its_floats(device, a, b):
     assert plan_layout(program(a, b), TileConfig(256, 256, 128, 2, cta_group=2), facts(device)).stages >= 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mma", "share"), [("int8", "bfloat16", 2), ("bfloat16", "bfloat16", 1), ("fp8_e5m2", "fp8_e4m3", 1)]
+)
+def test_an_operand_with_a_prologue_has_a_second_ring(dtype, mma, share):
+    made = program(mma)
+    weights = Matrix(dtype, mma_dtype=mma, prologue=(Op("identity", (Ref("val", -1),), mma),))
+    made = replace(made, b=(weights,))
+    plain, fused = (plan_layout(p, TileConfig(128, 64, 128, stages=2), facts()) for p in (program(mma), made))
+    assert fused.raw_bytes == (0, fused.b_bytes // share)
+    assert fused.stage_bytes == plain.stage_bytes + fused.b_bytes // share
+    assert fused.shared_bytes == plain.shared_bytes + 2 * fused.b_bytes // share
+    assert fused.threads == plain.threads + 128
+
+
+def test_operands_wider_than_what_is_multiplied_are_declined():
+    wide = Matrix("float32", mma_dtype="bfloat16", prologue=(Op("identity", (Ref("val", -1),), "bfloat16"),))
+    assert declined(TileConfig(128, 64, 128), replace(program(), a=(wide,))) == ("dtype.unsupported", "A0")
 
 
 def test_one_slot_of_sums_passes_between_parts_of_k():

@@ -6,12 +6,15 @@ Seven warps of a CTA:
     warp 4     allocates tensor memory; in the leader CTA of every pair, issues the MMAs
     warp 5     loads operand tiles by TMA: its share of those that the cluster shares
     warp 6     asks for the next tile
+    warps 7-10 only with mainloop prologues: operands as they lie in memory -> prologue -> operands of the MMA
 
 Rings of mbarriers, "full" when there is something to read, "empty" when it has been read:
 
     operands      stages      5 -> 4    bytes of TMA                 / tcgen05.commit to every CTA that fills slots of the pair
+    raw operands  stages      5 -> 7-10 bytes of TMA                 / (with the operands of the slot)
+    made operands stages      7-10 -> 4 a lane of each warp          / (with the operands of the slot)
     accumulators  acc_stages  4 -> 0-3  tcgen05.commit to the pair   / a lane of every epilogue warp of the pair
-    parts of sums 2           0-3 -> same warp of the next CTA       bytes of st.async / a lane
+    parts of sums 2           0-3 -> same warp of another CTA        a lane / a lane
     next tile     1           6 -> all  bytes of the response        / a lane of every warp of the cluster that reads it
 
 The grid has one cluster for every ``cluster_m x cluster_n`` CTA tiles. A cluster that runs takes over launches that have not begun.
@@ -32,23 +35,28 @@ from cutlass.utils import blackwell_helpers as sm100
 
 from ..config import TileConfig
 from ..facts import ArchFacts
-from ..ir import Gemm, Program
+from ..ir import Gemm, Matrix, Program
 from ..layout import BARRIER_BYTES, BITS, RING_ALIGNMENT, KernelLayout, align
 from .args import ELEMENTS, Args, matrix, output, unpack
 from .epilogue import Chunk, Epilogue
+from .prologue import Prologue
 from .sched import Problem, locate, problem, raster_width
 from .sinks import Lanes
 
 __all__ = ["Tcgen05Kernel"]
 
-EPILOGUE_WARPS, MMA_WARP, TMA_WARP, SCHEDULER_WARP = 4, 4, 5, 6
+EPILOGUE_WARPS, MMA_WARP, TMA_WARP, SCHEDULER_WARP, PROLOGUE_WARP, PROLOGUE_WARPS = 4, 4, 5, 6, 7, 4
+VECTOR_BYTES = 16  # of operands in shared memory at a time
 PART_SLOTS = 2
-PIECE = 4  # elements of one st.async
+PIECE = 4  # elements of one store to another CTA
 WARP_ROWS = 32  # tensor memory lanes that one warp reads (PTX ISA, tcgen05.ld)
 TMEM_ROW = 1 << 16  # the lane is the upper half of a tensor memory address
 LANES = Lanes(row=(), col=(1, 2, 4, 8, 16))  # a lane owns a row
 RESPONSE_BYTES = 16  # PTX ISA, clusterlaunchcontrol.try_cancel
-RESPONSE_OFFSET, TMEM_ADDRESS_OFFSET = 512, 528  # bytes from the start of shared memory; barriers come before
+RESPONSE_OFFSET, TMEM_ADDRESS_OFFSET = 960, 976  # bytes from the start of shared memory; barriers come before
+
+
+Many = tuple[Any, ...]  # atoms or tensors, or None: an empty tuple does not cross the boundary of a kernel
 
 
 class Rings(NamedTuple):
@@ -56,6 +64,8 @@ class Rings(NamedTuple):
 
     full: cute.Pointer
     empty: cute.Pointer
+    raw: cute.Pointer
+    made: cute.Pointer
     sums_full: cute.Pointer
     sums_empty: cute.Pointer
     answered: cute.Pointer
@@ -85,6 +95,7 @@ class Load(NamedTuple):
     mask: Any
     is_a: bool
     batched: bool
+    raw: bool
 
 
 class Tcgen05Kernel:
@@ -100,6 +111,15 @@ class Tcgen05Kernel:
         self.sum_type: Any = cutlass.Int32 if program.accumulate == "int32" else cutlass.Float32
         self.staged = tuple(i for i, mode in enumerate(layout.store_modes) if mode == "tma")
         self.epilogue = Epilogue(program)
+        self.members = (*(("a", i) for i in range(len(program.a))), *(("b", i) for i in range(len(program.b))))
+        self.fused = tuple(
+            i for i, size in enumerate(layout.raw_bytes) if size
+        )  # operands with a prologue, by place in members
+        sizes = [layout.a_bytes if group == "a" else layout.b_bytes for group, _ in self.members]
+        self.plain_bytes = sum(
+            size for i, size in enumerate(sizes) if i not in self.fused
+        )  # of a stage, straight from memory
+        self.vector = VECTOR_BYTES * 8 // BITS[program.a[0].mma_dtype]
         self.offsets = tuple((0, column) for column in range(layout.epi_n))
         self.cta_group = tcgen05.CtaGroup.TWO if self.group == 2 else tcgen05.CtaGroup.ONE
 
@@ -110,9 +130,8 @@ class Tcgen05Kernel:
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
         """What ``host`` does with unpacked arguments."""
-        config, program = self.config, self.program
-        loads = [self.load_atom("a", i, args) for i in range(len(program.a))]
-        loads += [self.load_atom("b", i, args) for i in range(len(program.b))]
+        config = self.config
+        loads = [self.load_atom(place, args) for place in range(len(self.members))]
         stores = [self.store_atom(i, args) for i in self.staged]
         self.epilogue.seed(args, stream)
         tiles = problem(args, *self.cluster_tile, raster_width(config, self.facts, *self.cluster_tile))
@@ -147,9 +166,15 @@ class Tcgen05Kernel:
             op = tcgen05.MmaF8F6F4Op(*types, self.sum_type, (*shape, 32), self.cta_group, source, *majors)
         return cute.make_tiled_mma(cute.make_mma_atom(op))
 
-    def reader(self, group: str, index: int) -> cute.TiledMma:
-        """The MMA of the first product that reads this operand."""
+    def reader(self, operand: int) -> cute.TiledMma:
+        """The MMA of the first product that reads this operand. Operands are numbered: A's, then B's."""
+        group, index = self.members[operand]
         return self.tiled_mma(next(gemm for gemm in self.program.gemms if getattr(gemm, group) == index))
+
+    def member(self, operand: int) -> Matrix:
+        """An operand's row of the program."""
+        group, index = self.members[operand]
+        return getattr(self.program, group)[index]
 
     def cluster_layout(self, mma: cute.TiledMma) -> cute.Layout:
         """Ranks of the cluster's CTAs by (rank in the pair, pair along M, N, 1)."""
@@ -157,23 +182,43 @@ class Tcgen05Kernel:
             cute.make_layout((self.config.cluster_m, self.config.cluster_n, 1)), (mma.thr_id.shape,)
         )
 
-    def operand_layout(self, group: str, index: int) -> cute.ComposedLayout:
+    def operand_layout(self, operand: int) -> cute.ComposedLayout:
         """An operand's ring in shared memory: (MMA, MMA_M or MMA_N, MMA_K, stages)."""
-        make = sm100.make_smem_layout_a if group == "a" else sm100.make_smem_layout_b
-        dtype = ELEMENTS[getattr(self.program, group)[index].mma_dtype]
-        return make(self.reader(group, index), self.tiler, dtype, self.layout.stages)
+        make = sm100.make_smem_layout_a if self.members[operand][0] == "a" else sm100.make_smem_layout_b
+        return make(self.reader(operand), self.tiler, ELEMENTS[self.member(operand).mma_dtype], self.layout.stages)
 
-    def load_atom(self, group: str, index: int, args: Args) -> tuple[Any, Any]:
-        """The TMA atom and tensor of an operand: multicast where CTAs of the cluster share its tiles."""
-        shared = self.config.cluster_n if group == "a" else self.pairs
-        kind = cpasync.CopyBulkTensorTileG2SMulticastOp if shared > 1 else cpasync.CopyBulkTensorTileG2SOp
-        make = cute.nvgpu.make_tiled_tma_atom_A if group == "a" else cute.nvgpu.make_tiled_tma_atom_B
-        mma = self.reader(group, index)
-        stage = cute.slice_(self.operand_layout(group, index), (None, None, None, 0))
-        atom, tensor = make(
-            kind(self.cta_group), matrix(args, group, index), stage, self.tiler, mma, self.cluster_layout(mma).shape
+    def raw_layout(self, operand: int) -> cute.ComposedLayout:
+        """The ring of an operand as it lies in memory: (rows of this CTA, tile_k, stages)."""
+        member = self.member(operand)
+        major = OperandMajorMode.K if member.major == "k" else OperandMajorMode.MN
+        return sm100.make_smem_layout(
+            major, (self.rows(operand), self.tile_k), ELEMENTS[member.dtype], self.layout.stages
         )
-        return atom, tensor
+
+    def rows(self, operand: int) -> int:
+        """Rows of an operand in one CTA."""
+        return (self.config.tile_m if self.members[operand][0] == "a" else self.config.tile_n) // self.group
+
+    def sharers(self, operand: int) -> int:
+        """CTAs of the cluster that read the same rows of an operand."""
+        return self.config.cluster_n if self.members[operand][0] == "a" else self.pairs
+
+    def load_atom(self, operand: int, args: Args) -> tuple[Any, Any]:
+        """The TMA atom and tensor of an operand: multicast where CTAs of the cluster share its tiles."""
+        group, index = self.members[operand]
+        sharers = self.sharers(operand)
+        kind = cpasync.CopyBulkTensorTileG2SMulticastOp if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp
+        tensor = matrix(args, group, index)
+        if operand in self.fused:  # each CTA waits for its own
+            stage = cute.slice_(self.raw_layout(operand), (None, None, 0))
+            shape = (self.rows(operand), self.tile_k)
+            atom, moved = cpasync.make_tiled_tma_atom(kind(tcgen05.CtaGroup.ONE), tensor, stage, shape, sharers)
+            return atom, moved
+        make = cute.nvgpu.make_tiled_tma_atom_A if group == "a" else cute.nvgpu.make_tiled_tma_atom_B
+        mma = self.reader(operand)
+        stage = cute.slice_(self.operand_layout(operand), (None, None, None, 0))
+        atom, moved = make(kind(self.cta_group), tensor, stage, self.tiler, mma, self.cluster_layout(mma).shape)
+        return atom, moved
 
     def staging_layout(self, index: int, blocks: int) -> cute.ComposedLayout:
         """Shared memory of ``blocks`` of 32 rows of a subtile of a store, swizzled over the bytes of a row."""
@@ -191,7 +236,7 @@ class Tcgen05Kernel:
         return atom, tensor
 
     @cute.kernel
-    def kernel(self, load: tuple, operand: tuple, store: tuple, result: tuple, args: Args, tiles: Problem) -> None:
+    def kernel(self, load: Many, operand: Many, store: Many, result: Many, args: Args, tiles: Problem) -> None:
         """The kernel, as the module's text describes it. ``load``, ``operand``: A's, then B's."""
         block, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -215,6 +260,9 @@ class Tcgen05Kernel:
         elif warp == MMA_WARP:
             if place.peer == 0:
                 self.multiply(smem, sums, rings, place, args.k)
+        elif warp >= PROLOGUE_WARP:
+            if cutlass.const_expr(len(self.fused) > 0):
+                self.transform(smem, rings, place, args, tiles, first)
         else:
             self.drain(store, result, smem, sums, rings, place, args, tiles, first)
 
@@ -231,21 +279,30 @@ class Tcgen05Kernel:
     def rings(self, smem: cute.Pointer) -> Rings:
         """The addresses in the first ``BARRIER_BYTES`` of shared memory."""
         barrier = cute.recast_ptr(smem, dtype=Int64)
-        counts = 2 * [self.layout.stages] + 2 * [self.layout.acc_stages] + [1, 1] + 2 * [PART_SLOTS * EPILOGUE_WARPS]
+        counts = 4 * [self.layout.stages] + 2 * [self.layout.acc_stages] + [1, 1] + 2 * [PART_SLOTS * EPILOGUE_WARPS]
         assert sum(counts) * 8 <= RESPONSE_OFFSET
-        barriers = [barrier + sum(counts[:i]) for i in range(len(counts))]
-        return Rings(*barriers, smem + RESPONSE_OFFSET, cute.recast_ptr(smem + TMEM_ADDRESS_OFFSET, dtype=Int32))
+        places: list[Any] = [barrier + sum(counts[:i]) for i in range(len(counts))]
+        places += [smem + RESPONSE_OFFSET, cute.recast_ptr(smem + TMEM_ADDRESS_OFFSET, dtype=Int32)]
+        return Rings(*places)
 
-    def operands(self, smem: cute.Pointer) -> list[cute.Tensor]:
-        """The rings of A's and B's, behind the barriers."""
-        rings, offset = [], BARRIER_BYTES
-        for group, size in (("a", self.layout.a_bytes), ("b", self.layout.b_bytes)):
-            for i, member in enumerate(getattr(self.program, group)):
-                layout = self.operand_layout(group, i)
-                pointer = cute.recast_ptr(smem + offset, layout.inner, dtype=ELEMENTS[member.mma_dtype])
-                rings.append(cute.make_tensor(pointer, layout.outer))
-                offset += align(self.layout.stages * size, RING_ALIGNMENT)
-        return rings
+    def operands(self, smem: cute.Pointer) -> tuple[list[cute.Tensor], dict[int, cute.Tensor]]:
+        """The rings behind the barriers: of every operand as the MMA reads it, and of those with a prologue as they come."""
+        offset = BARRIER_BYTES
+        rings, raw = [], {}
+        for operand, (group, _) in enumerate(self.members):
+            size = self.layout.a_bytes if group == "a" else self.layout.b_bytes
+            rings.append(self.ring(smem + offset, self.operand_layout(operand), self.member(operand).mma_dtype))
+            offset += align(self.layout.stages * size, RING_ALIGNMENT)
+        for operand in self.fused:
+            raw[operand] = self.ring(smem + offset, self.raw_layout(operand), self.member(operand).dtype)
+            offset += align(self.layout.stages * self.layout.raw_bytes[operand], RING_ALIGNMENT)
+        staging = self.layout.staging_slots * self.layout.staging_bytes
+        assert offset + staging + self.layout.partial_bytes == self.layout.shared_bytes
+        return rings, raw
+
+    def ring(self, start: cute.Pointer, layout: cute.ComposedLayout, dtype: str) -> cute.Tensor:
+        """Shared memory of a swizzled layout."""
+        return cute.make_tensor(cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[dtype]), layout.outer)
 
     def staging(self, smem: cute.Pointer) -> list[cute.Tensor]:
         """For each staged store, behind the operands: (32, epi_n, slots x warps)."""
@@ -254,9 +311,9 @@ class Tcgen05Kernel:
             self.layout.shared_bytes - self.layout.partial_bytes - self.layout.staging_slots * self.layout.staging_bytes
         )
         for i in self.staged:
-            layout, dtype = self.staging_layout(i, blocks), ELEMENTS[self.program.stores[i].dtype]
-            members.append(cute.make_tensor(cute.recast_ptr(smem + offset, layout.inner, dtype=dtype), layout.outer))
-            offset += cute.cosize(layout.outer) * dtype.width // 8
+            layout, dtype = self.staging_layout(i, blocks), self.program.stores[i].dtype
+            members.append(self.ring(smem + offset, layout, dtype))
+            offset += cute.cosize(layout.outer) * BITS[dtype] // 8
         assert offset == self.layout.shared_bytes - self.layout.partial_bytes
         return members
 
@@ -267,11 +324,14 @@ class Tcgen05Kernel:
         for stage in range(self.layout.stages):
             cute.arch.mbarrier_init(rings.full + stage, 1)
             cute.arch.mbarrier_init(rings.empty + stage, readers)
+            cute.arch.mbarrier_init(rings.raw + stage, 1)
+            cute.arch.mbarrier_init(rings.made + stage, PROLOGUE_WARPS * group)
         for stage in range(self.layout.acc_stages):
             cute.arch.mbarrier_init(rings.sums_full + stage, 1)
             cute.arch.mbarrier_init(rings.sums_empty + stage, EPILOGUE_WARPS * group)
         cute.arch.mbarrier_init(rings.answered, 1)
-        cute.arch.mbarrier_init(rings.taken, config.cluster * (EPILOGUE_WARPS + 2) + config.cluster // group)
+        everywhere = EPILOGUE_WARPS + 2 + (PROLOGUE_WARPS if self.fused else 0)
+        cute.arch.mbarrier_init(rings.taken, config.cluster * everywhere + config.cluster // group)
         for place in range(PART_SLOTS * EPILOGUE_WARPS):
             cute.arch.mbarrier_init(rings.part_full + place, 1)
             cute.arch.mbarrier_init(rings.part_empty + place, 1)
@@ -327,32 +387,30 @@ class Tcgen05Kernel:
             _, valid = self.next_tile(rings, turn)
             turn = turn + 1
 
-    def partition(self, load: tuple, operand: tuple, smem: cute.Pointer, place: Place) -> list[Load]:
+    def partition(self, load: Many, operand: Many, smem: cute.Pointer, place: Place) -> list[Load]:
         """What warp 5 copies for each operand."""
-        members, rings = [], self.operands(smem)
+        loads = []
+        rings, raw = self.operands(smem)
         for i, atom in enumerate(load):
-            group, index = ("a", i) if i < len(self.program.a) else ("b", i - len(self.program.a))
-            mma = self.reader(group, index)
+            is_a = self.members[i][0] == "a"
+            mma = self.reader(i)
             part, ranks = mma.get_slice(place.peer), self.cluster_layout(mma)
-            if group == "a":
-                tiles = part.partition_A(
-                    cute.local_tile(operand[i], (self.tiler[0], self.tiler[2]), (None, None, None))
-                )
-                sharers, own, mask = cute.slice_(ranks, (0, 0, None, 0)), place.n, self.a_sharers(place)
+            own, mask = (place.n, self.a_sharers(place)) if is_a else (place.m, self.b_sharers(place))
+            sharers = cute.make_layout(cute.slice_(ranks, (0, 0, None, 0) if is_a else (0, None, 0, 0)).shape)
+            if i in raw:
+                tiles = cute.local_tile(operand[i], (self.rows(i), self.tile_k), (None, None, None))
+                modes, to = 2, raw[i]
             else:
-                tiles = part.partition_B(
-                    cute.local_tile(operand[i], (self.tiler[1], self.tiler[2]), (None, None, None))
-                )
-                sharers, own, mask = cute.slice_(ranks, (0, None, 0, 0)), place.m, self.b_sharers(place)
+                whole = cute.local_tile(operand[i], (self.tiler[0 if is_a else 1], self.tile_k), (None, None, None))
+                tiles = part.partition_A(whole) if is_a else part.partition_B(whole)
+                modes, to = 3, rings[i]
             to, source = cpasync.tma_partition(
-                atom,
-                own,
-                cute.make_layout(sharers.shape),
-                cute.group_modes(rings[i], 0, 3),
-                cute.group_modes(tiles, 0, 3),
+                atom, own, sharers, cute.group_modes(to, 0, modes), cute.group_modes(tiles, 0, modes)
             )
-            members.append(Load(atom, source, to, mask, group == "a", getattr(self.program, group)[index].batched))
-        return members
+            loads.append(
+                Load(atom, source, to, mask if self.sharers(i) > 1 else None, is_a, self.member(i).batched, i in raw)
+            )
+        return loads
 
     def a_sharers(self, place: Place) -> Any:
         """The mask of the CTAs that need the same rows of A."""
@@ -366,8 +424,8 @@ class Tcgen05Kernel:
     @cute.jit
     def load(
         self,
-        load: tuple,
-        operand: tuple,
+        load: Many,
+        operand: Many,
         smem: cute.Pointer,
         rings: Rings,
         place: Place,
@@ -376,6 +434,8 @@ class Tcgen05Kernel:
         tile: Int32,
     ) -> None:
         """Warp 5: every stage of every tile."""
+        for atom in load:
+            cpasync.prefetch_descriptor(atom)
         loads = self.partition(load, operand, smem, place)
         steps = self.steps(k)
         stage, phase, turn, valid = Int32(0), Int32(0), Int32(0), Int32(1)
@@ -385,12 +445,10 @@ class Tcgen05Kernel:
             for step in cutlass.range(steps, unroll=1):
                 cute.arch.mbarrier_wait(rings.empty + stage, phase ^ 1)
                 if place.peer == 0:
-                    with cute.arch.elect_one():
-                        cute.arch.mbarrier_arrive_and_expect_tx(
-                            rings.full + stage, self.group * self.layout.stage_bytes
-                        )
+                    self.expect(rings.full + stage, self.group * self.plain_bytes)
+                self.expect(rings.raw + stage, sum(self.layout.raw_bytes))
                 for one in cutlass.range_constexpr(len(loads)):
-                    self.copy(loads[one], m, n, place.part * steps + step, batch, stage, rings.full + stage)
+                    self.copy(loads[one], m, n, place, place.part * steps + step, batch, stage, rings)
                 stage, phase = self.advance(stage, phase, self.layout.stages)
             tile, valid = self.next_tile(rings, turn)
             turn = turn + 1
@@ -399,14 +457,81 @@ class Tcgen05Kernel:
             cute.arch.mbarrier_wait(rings.empty + stage, phase ^ 1)
             stage, phase = self.advance(stage, phase, self.layout.stages)
 
+    def expect(self, barrier: cute.Pointer, size: int) -> None:
+        """Arrive at ``barrier`` and let it wait for ``size`` bytes. A ring through which nothing comes is not used."""
+        if size:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, size)
+
     def copy(
-        self, one: Load, m: Int32, n: Int32, step: Int32, batch: Int32, stage: Int32, barrier: cute.Pointer
+        self, one: Load, m: Int32, n: Int32, place: Place, step: Int32, batch: Int32, stage: Int32, rings: Rings
     ) -> None:
         """One operand's part of one stage."""
-        source = one.source[(None, m if one.is_a else n, step, batch if one.batched else 0)]
-        shared = self.config.cluster_n if one.is_a else self.pairs
-        masks = {"mcast_mask": one.mask} if shared > 1 else {}
+        tile = m if one.is_a else n
+        if one.raw:  # tiles of a CTA, not of a pair
+            tile = tile * self.group + place.peer
+        source = one.source[(None, tile, step, batch if one.batched else 0)]
+        barrier = (rings.raw if one.raw else rings.full) + stage
+        masks = {} if one.mask is None else {"mcast_mask": one.mask}
         cute.copy(one.atom, source, one.to[(None, stage)], tma_bar_ptr=barrier, **masks)
+
+    @cute.jit
+    def transform(
+        self, smem: cute.Pointer, rings: Rings, place: Place, args: Args, tiles: Problem, tile: Int32
+    ) -> None:
+        """Warps 7 to 10: the prologues. A slot whose raw operands have come is free: warp 5 waited for that."""
+        thread, _, _ = cute.arch.thread_idx()
+        thread = thread - PROLOGUE_WARP * 32
+        made, raw = self.operands(smem)
+        prologues = [Prologue(self.program, self.member(i), self.vector) for i in self.fused]
+        steps = self.steps(args.k)
+        stage, phase, turn, valid = Int32(0), Int32(0), Int32(0), Int32(1)
+        while valid != 0:
+            _, _, batch = locate(tiles, tile)
+            scalars = [prologue.load(args, batch) for prologue in prologues]
+            for _ in cutlass.range(steps, unroll=1):
+                cute.arch.mbarrier_wait(rings.raw + stage, phase)
+                for i in cutlass.range_constexpr(len(prologues)):
+                    operand = self.fused[i]
+                    vectors = self.rows(operand) * self.tile_k // self.vector
+                    for first in cutlass.range_constexpr(0, vectors, PROLOGUE_WARPS * 32):
+                        if cutlass.const_expr(first + PROLOGUE_WARPS * 32 <= vectors) or first + thread < vectors:
+                            slots = made[operand][(None, None, None, stage)], raw[operand][(None, None, stage)]
+                            self.make(prologues[i], scalars[i], *slots, operand, first + thread, args, batch)
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.sync_warp()
+                with cute.arch.elect_one():
+                    leader = place.rank - place.peer if self.group == 2 else None
+                    cute.arch.mbarrier_arrive(rings.made + stage, leader, scope=MemScopeKind.CLUSTER)
+                stage, phase = self.advance(stage, phase, self.layout.stages)
+            tile, valid = self.next_tile(rings, turn)
+            turn = turn + 1
+
+    def make(
+        self, prologue: Prologue, scalars: Any, made: cute.Tensor, raw: cute.Tensor, operand: int, index: Int32, args: Args,
+        batch: Int32,
+    ) -> None:  # fmt: skip
+        """Vector ``index`` of a stage of an operand: along the axis of unit stride; neighbours are side by side on the other one."""
+        rows = self.rows(operand)
+        if self.member(operand).major == "k":
+            shape, at = (1, self.vector), (index % rows, index // rows)
+        else:
+            shape, at = (self.vector, 1), (index // self.tile_k, index % self.tile_k)
+        # ((rows, K of an MMA), 1, MMAs), as the MMA reads it, as (rows, K)
+        shapes, strides = made.layout.shape, made.layout.stride
+        flat = cute.make_layout(
+            (shapes[0][0], (shapes[0][1], shapes[2])), stride=(strides[0][0], (strides[0][1], strides[2]))
+        )
+        line = cute.make_layout(self.vector)
+        source, to = (
+            cute.local_tile(held, shape, at).iterator for held in (raw, cute.make_tensor(made.iterator, flat))
+        )
+        elements = cute.make_rmem_tensor(self.vector, raw.element_type)
+        cute.autovec_copy(cute.make_tensor(source, line), elements)
+        values = prologue.apply(args, elements.load(), batch, scalars)
+        result = cute.make_rmem_tensor(self.vector, values.dtype)
+        result.store(values)
+        cute.autovec_copy(result, cute.make_tensor(to, line))
 
     def commit(self, barrier: cute.Pointer, mask: Any) -> None:
         """Arrive at ``barrier`` of the CTAs in ``mask`` when the MMAs so far are complete."""
@@ -420,11 +545,10 @@ class Tcgen05Kernel:
     def multiply(self, smem: cute.Pointer, sums: cute.Pointer, rings: Rings, place: Place, k: Int32) -> None:
         """Warp 4 of a pair's leader."""
         config, gemms = self.config, self.program.gemms
-        operands = self.operands(smem)
-        fragments_a = [self.reader("a", i).make_fragment_A(operands[i]) for i in range(len(self.program.a))]
-        fragments_b = [
-            self.reader("b", i).make_fragment_B(operands[len(self.program.a) + i]) for i in range(len(self.program.b))
-        ]
+        operands, _ = self.operands(smem)
+        count_a = len(self.program.a)
+        fragments_a = [self.reader(i).make_fragment_A(operands[i]) for i in range(count_a)]
+        fragments_b = [self.reader(i).make_fragment_B(operands[i]) for i in range(count_a, len(operands))]
         both = self.ranks(1, self.group)
         # The slot's owners: every CTA of the two rows of A and of the column of B that meet in this pair.
         rows = Int32(self.ranks(config.cluster_m, config.cluster_n) * both) << (place.rank - config.cluster_m * place.n)
@@ -437,7 +561,10 @@ class Tcgen05Kernel:
             cute.arch.mbarrier_wait(rings.sums_empty + which, turned ^ 1)
             cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
             for step in cutlass.range(steps, unroll=1):
-                cute.arch.mbarrier_wait(rings.full + stage, phase)
+                if cutlass.const_expr(self.plain_bytes > 0):
+                    cute.arch.mbarrier_wait(rings.full + stage, phase)
+                if cutlass.const_expr(len(self.fused) > 0):
+                    cute.arch.mbarrier_wait(rings.made + stage, phase)
                 for k_block in cutlass.range_constexpr(cute.size(fragments_a[0], mode=[2])):
                     for g in cutlass.range_constexpr(len(gemms)):
                         mma = self.tiled_mma(gemms[g])
@@ -463,7 +590,7 @@ class Tcgen05Kernel:
 
     @cute.jit
     def drain(
-        self, store: tuple, result: tuple, smem: cute.Pointer, sums: cute.Pointer, rings: Rings, place: Place, args: Args,
+        self, store: Many, result: Many, smem: cute.Pointer, sums: cute.Pointer, rings: Rings, place: Place, args: Args,
         tiles: Problem, tile: Int32,
     ) -> None:  # fmt: skip
         """Warps 0 to 3: a thread has one row of the accumulator."""
@@ -519,7 +646,7 @@ class Tcgen05Kernel:
         return values
 
     @cute.jit
-    def join(self, accs: list, smem: cute.Pointer, rings: Rings, place: Place, count: Int32) -> None:
+    def join(self, accs: list[Any], smem: cute.Pointer, rings: Rings, place: Place, count: Int32) -> None:
         """Adds to ``accs`` what the CTA with the next part of K has summed, and gives the sum to the one with the part before.
 
         The sums go along a chain of CTAs, from the last part of K to the first, subtile by subtile: in a fixed order, and with
@@ -529,14 +656,12 @@ class Tcgen05Kernel:
         slot, phase = count % PART_SLOTS, (count // PART_SLOTS) & 1
         here, step = slot * EPILOGUE_WARPS + warp, self.config.cluster_m * self.config.cluster_n
         pieces = self.layout.epi_n // PIECE
-        size = len(accs) * pieces * WARP_ROWS * PIECE  # elements of a warp's slot
         base = cute.recast_ptr(smem + (self.layout.shared_bytes - self.layout.partial_bytes), dtype=self.sum_type)
         slots = cute.make_layout((PIECE, WARP_ROWS, pieces, len(accs), PART_SLOTS * EPILOGUE_WARPS))
         parts = cute.make_tensor(base, slots)
         if place.part < self.config.split_k - 1:
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(rings.part_full + here, size * 4)
             cute.arch.mbarrier_wait(rings.part_full + here, phase)
+            cute.arch.fence_acq_rel_cluster()
             for g in cutlass.range_constexpr(len(accs)):
                 for piece in cutlass.range_constexpr(pieces):
                     given = parts[(None, lane, piece, g, here)].load()
@@ -547,15 +672,15 @@ class Tcgen05Kernel:
                 cute.arch.mbarrier_arrive(rings.part_empty + here, place.rank + step, scope=MemScopeKind.CLUSTER)
         if place.part > 0:
             cute.arch.mbarrier_wait(rings.part_empty + here, phase ^ 1)
+            cute.arch.fence_acq_rel_cluster()
+            remote = cute.make_tensor(cute.arch.map_dsmem_ptr(base, place.rank - step), slots)
             for g in cutlass.range_constexpr(len(accs)):
-                words = cute.recast_tensor(accs[g], Int32)
                 for piece in cutlass.range_constexpr(pieces):
-                    cute.arch.store_async_dsmem(
-                        parts[(None, lane, piece, g, here)].iterator,
-                        tuple(words[piece * PIECE + i] for i in range(PIECE)),
-                        rings.part_full + here,
-                        place.rank - step,
-                    )
+                    mine = cute.make_tensor(accs[g].iterator + piece * PIECE, cute.make_layout(PIECE))
+                    cute.autovec_copy(mine, remote[(None, lane, piece, g, here)])
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(rings.part_full + here, place.rank - step, scope=MemScopeKind.CLUSTER)
 
     def finish(
         self, store: Any, result: Any, staging: list[cute.Tensor], accs: list[cute.Tensor], args: Args, chunk: Chunk, aux: Any,
