@@ -1,6 +1,6 @@
 """The program of a GEMM kernel: what is computed, with every size and stride left to the launch.
 
-``_lower`` makes it from a graph; the kernels interpret it while they are traced; the numpy executor (``_reference``)
+``lower`` makes it from a graph; the kernels interpret it while they are traced; the numpy executor (``reference``)
 interprets it too. Immutable; ``Program.canonical()`` is the compile-cache key. Nothing here imports the DSL.
 
 Orientation. A is [L, M, K] and B is [L, N, K] (B's rows are the output's columns, whatever the graph's layout was). Values of the
@@ -75,7 +75,7 @@ class Aux:
     """An epilogue operand.
 
     kind       "scalar" (one element, or one for each batch), "row" (one for each m), "col" (one for each n), "full"
-    major      of a full operand: "n", "m", or "" where neither stride is known to be 1
+    major      "n" or "m", the axis of unit stride of a full operand or of a vector; "" where no stride is known to be 1
     by_value   a host value: its word holds the host address of the element, read while the launch is prepared
     alignment  bytes that the address and the strides other than the unit one are multiples of
     """
