@@ -63,6 +63,7 @@ SETTINGS = {
     "H200 split": ("H200", {"tile_m": 64, "tile_n": 32, "split_k": 2}),
     "H200 cluster": ("H200", {"tile_m": 64, "tile_n": 32, "cluster_m": 2, "cluster_n": 2}),
     "H200 two warpgroups": ("H200", WIDE),
+    "H200 two on an SM": ("H200", {"tile_m": 64, "tile_n": 32, "stages": 4}),
     "B200 one CTA": ("B200", WIDE),
     "B200 pair": ("B200", {"tile_m": 256, "tile_n": 64, "cta_group": 2, "cluster_m": 2}),
     "B200 swapped": ("B200", {**WIDE, "swap_ab": True}),

@@ -99,14 +99,34 @@ def test_matmuls_in_a_chain_are_not_one_kernel():
     assert "op.pattern" in {code for code, _ in reasons(g)}
 
 
-def test_a_cast_before_the_matmul_is_declined_until_a_kernel_loads_it():
+def _converted(other=None):
+    """A matmul whose B is int8 in memory, converted or combined with another tensor on the way."""
     g = cudnn_core.Graph(io_data_type="bfloat16", intermediate_data_type="bfloat16", compute_data_type="float32")
     weight = g.tensor(dim=(1, 256, 128), stride=(256 * 128, 1, 256), data_type="int8", name="W")
-    c = g.matmul(A=g.tensor(dim=(1, 64, 256), name="A"), B=g.identity(weight))
+    b = g.identity(weight) if other is None else g.mul(weight, g.tensor(dim=other, name="S"))
+    c = g.matmul(A=g.tensor(dim=(1, 64, 256), name="A"), B=b)
     c.set_output(True).set_data_type("bfloat16")
-    found = verdict(g, "H200")
-    assert not found
+    return g
+
+
+@pytest.mark.parametrize("device", ["H200", "B200"])
+def test_two_tensors_before_the_matmul_are_not_one_kernel(device):
+    found = verdict(_converted((1, 256, 128)), device)
     assert {(reason.code, reason.subject) for reason in found.reasons} == {("op.pattern", "B")}
+
+
+@pytest.mark.parametrize("device", ["H200", "B200"])
+def test_a_cast_before_the_matmul_builds_where_it_is_offered(device):
+    """Asked of the layout, which knows what the kernels load; never a plan that ignores the cast."""
+    graph = _converted()
+    found = verdict(graph, device)
+    if not found:
+        assert {(reason.code, reason.subject) for reason in found.reasons} == {("op.pattern", "B")}
+        return
+    pytest.importorskip("cutlass")
+    config = PlanConfig(ENGINES[device][0], found.configs[0].knobs)
+    plan = ENGINES[device][1]().build_plan(graph.freeze("cuda"), config, context(device))
+    assert "int8tobf16" in plan.kernel.name
 
 
 def test_floats_added_up_by_many_ctas_are_not_deterministic():
