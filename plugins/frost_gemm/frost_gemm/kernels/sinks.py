@@ -146,7 +146,8 @@ class _Reduce:
         for coordinate, stride in zip((row, col, self.chunk.batch), tensor.stride, strict=True):
             if not (isinstance(stride, int) and stride == 0):
                 offset = offset + Int64(coordinate) * Int64(stride)
-        _atomic(self.mode.combine, self.dtype, tensor.iterator + offset, value, valid)
+        combine = "largest" if self.dtype is Float32 and self.reduction.mode == "AMAX" else self.mode.combine
+        _atomic(combine, self.dtype, tensor.iterator + offset, value, valid)
 
     def _count(self) -> Float32:
         """The values that one element of the output is made of."""
@@ -165,6 +166,10 @@ def _atomic(
             cute.arch.red(pointer, value, op="add", dtype=dtype, **_RELAXED)
         elif cutlass.const_expr(combine == "mul"):
             _multiply(dtype, pointer, value)
+        elif cutlass.const_expr(combine == "largest"):
+            # Without a sign, floats are in the order of their bits, and every NaN is above infinity.
+            bits = Int32(arith.bitcast(Int32.mlir_type, value.ir_value())) & INT32_MAX
+            cute.arch.red(cute.recast_ptr(pointer, dtype=Int32), bits, op="max", dtype=Int32, **_RELAXED)
         elif cutlass.const_expr(dtype is Int32):
             cute.arch.red(pointer, value, op=combine, dtype=Int32, **_RELAXED)
         else:
