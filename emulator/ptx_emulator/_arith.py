@@ -29,7 +29,14 @@ __all__ = ["operation"]
 Array: TypeAlias = "NDArray[Any]"
 Operation: TypeAlias = "Callable[[Sequence[Array]], Any]"
 FLOATS = {"f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2"}
-
+# every modifier that some form reads; another one (fma.rn.oob.f16) makes an instruction that is not covered
+_MODIFIERS = """
+    rn rz rm rp ftz sat relu approx full NaN xorsign abs cc lo hi wide wrap clamp l r shiftamt f4e b4e rc8 ecl ecr rc16
+    eq ne lt le gt ge ls hs equ neu ltu leu gtu geu num nan and or xor
+    finite infinite number notanumber normal subnormal
+    b16 b32 b64 u8 s8 u16 s16 u32 s32 u64 s64 u16x2 s16x2 u8x4 s8x4 pred f16 bf16 f32 f64 f16x2 bf16x2 f32x2
+"""
+_WORDS = frozenset(_MODIFIERS.split())
 
 _COMPARE: dict[str, Any] = {
     "eq": np.equal,
@@ -129,7 +136,7 @@ def operation(op: str, pair: bool = False) -> Operation:
     that, for a caller that already runs under `np.errstate(all="ignore")`.
     """
     root, *mods = op.split(".")
-    if not mods:
+    if not mods or not _WORDS.issuperset(mods):
         raise UnsupportedError(op)
     if root == "setp":
         return quiet(_setp(op, mods, pair)) if mods[-1] in FLOATS else _setp(op, mods, pair)

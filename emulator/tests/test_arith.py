@@ -221,7 +221,19 @@ def test_scalars_broadcast_with_lanes():
 
 
 @pytest.mark.parametrize(
-    "op", ["add.b7", "foo.u32", "sqrt.f32", "setp.zz.u32", "cvt.u32.u8", "add", "mul.s32", "min.f32.f16", "add.f16.f32"]
+    "op",
+    [
+        "add.b7",
+        "foo.u32",
+        "sqrt.f32",
+        "setp.zz.u32",
+        "cvt.u32.u8",
+        "add",
+        "mul.s32",
+        "min.f32.f16",
+        "add.f16.f32",
+        "fma.rn.oob.f16",
+    ],
 )
 def test_unknown_forms_are_refused(op):
     with pytest.raises(UnsupportedError):
