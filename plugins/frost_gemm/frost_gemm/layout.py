@@ -254,7 +254,9 @@ def _check_wgmma_tile(program: Program, config: TileConfig, facts: ArchFacts) ->
         ("tile_n", config.tile_n, config.cluster_m),
     ):
         _require(size % (8 * sharers) == 0, "knob.domain", f"knob:{name}", {"multiple_of": 8 * sharers}, size)
-    _require(not program.promote or config.tile_k <= 128, "knob.domain", "knob:tile_k", {"at most": 128}, config.tile_k)
+    # Larger clusters are launched one for each tile: there is nothing to take turns at.
+    alternating = config.schedule == "pingpong" and config.cluster > 2
+    _require(not alternating, "knob.domain", "knob:schedule", "cooperative in clusters of more than 2", config.schedule)
     _require(config.split_k == 1 or config.schedule == "cooperative", "knob.domain", "knob:split_k", 1, config.split_k)
 
 

@@ -62,6 +62,7 @@ CASES = {
     "split 2 of 8 columns": (plain(), tile(64, 8, split_k=2), (136, 12, 264, 1), 4),
     "e4m3 x e5m2": (plain("fp8_e4m3", "fp8_e5m2"), tile(), (200, 264, 272, 1), 2),
     "promoted": (plain("fp8_e4m3", promote=True), tile(), (200, 136, 400, 1), 2),
+    "promoted, long stage": (plain("fp8_e4m3", promote=True), tile(128, 64, tile_k=256), (200, 136, 720, 1), 2),
     "promoted 256 columns": (plain("fp8_e4m3", "fp8_e5m2", "bfloat16", promote=True), tile(128, 256), (200, 264, 272, 1), 2),
     "promoted 256 rows": (plain("fp8_e5m2", promote=True), tile(256), (300, 136, 272, 1), 2),
     "promoted pingpong": (plain("fp8_e4m3", promote=True), pingpong(), (200, 136, 400, 1), 1),
@@ -168,7 +169,7 @@ FUSED = Program(
         Op("add", (VAL(0), AUX(1)), "float32"),
         Op("add", (VAL(1), AUX(2)), "float32"),
         Op("add", (VAL(2), AUX(3)), "float32"),
-        Op("relu", (VAL(3),), "bfloat16"),
+        Op("abs", (VAL(3),), "bfloat16"),
     ),
     stores=(Store(VAL(4), "bfloat16"), Store(VAL(2), "float32", "m")),
     reductions=(Reduction(VAL(3), "ADD", "m"), Reduction(VAL(4), "AMAX", "lmn"), Reduction(ACC(0), "MAX", "n")),
@@ -216,17 +217,24 @@ def test_sums_stay_in_registers(case):
 @pytest.mark.parametrize(
     ("config", "batches", "grid"),
     [
-        (tile(), 1, (1, 1, 6)),  # as many clusters as tiles
-        (tile(), 100, (1, 1, 132)),  # as many as SMs
-        (tile(cluster_m=2), 100, (2, 1, 66)),
-        (tile(64, 64, cluster_m=2, cluster_n=2), 100, (2, 2, 32)),  # 16 SMs of each of 8 GPCs
-        (tile(split_k=2), 2, (1, 1, 24)),
+        (tile(), 1, (6, 1, 1)),  # as many clusters as tiles
+        (tile(), 100, (132, 1, 1)),  # as many as SMs
+        (tile(cluster_m=2), 100, (132, 1, 1)),
+        (
+            tile(64, 64, cluster_m=2, cluster_n=2),
+            100,
+            (1200, 2, 1),
+        ),  # one for each tile: who knows how many run at once
+        (tile(split_k=2), 2, (12, 1, 2)),
+        (tile(64, 64, stages=4), 100, (264, 1, 1)),  # two on each SM
     ],
 )
 def test_grid_and_shared_memory_of_the_launch(config, batches, grid):
     program = plain()
-    block = Operands(program, (300, 200, 72, batches), 0, 0, 1).block()
-    (launch,) = ptx_emulator.record(compiled(program, config, 132).artifact, block, None, buffers=[])
+    operands = Operands(program, (300, 200, 72, batches), 0, 0, 1)
+    (launch,) = ptx_emulator.record(
+        compiled(program, config, 132).artifact, operands.block(), None, buffers=operands.memory
+    )
     layout = plan_layout(program, config, facts())
     assert launch.grid == grid
     assert launch.cluster == (config.cluster_m, config.cluster_n, config.split_k)

@@ -17,6 +17,7 @@ Barriers (mbarriers, the counts in brackets are arrivals of a phase):
 
 Split K: the CTAs of a cluster along z share the K blocks of a tile. Each leaves its sums in its own shared memory; then each adds
 up, in the order of their ranks, and finishes every split_k-th subtile. A thread reads only what threads of its own number wrote.
+Where no multicast comes in, the sums lie over the ring, and the loader holds the next tile back until they have been read.
 
 References: PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "Distributed shared memory".
 """
@@ -59,6 +60,7 @@ WARPGROUP = 128
 WARPS = 4  # of a warpgroup
 ROWS = 64  # of one wgmma
 K_BYTES = 32  # of one wgmma
+PROMOTED_K_BYTES = 128  # summed by the matrix unit between two additions in float32
 LOADER_WARP = 0
 EPILOGUE_BARRIER = 1  # hardware barriers 1, 2, 3: one for each consumer
 LANES = Lanes(row=(1, 2), col=(4, 8, 16))  # four lanes share a row of the fragment, eight a column
@@ -83,6 +85,7 @@ class WgmmaKernel:
         self.blocks = config.tile_m // (ROWS * self.sharing)  # wgmmas that cover a consumer's rows
         self.columns = wgmma_promoted_columns(program, config)  # of one wgmma
         self.pieces = len(program.gemms) * self.blocks * (config.tile_n // self.columns)
+        self.promotions = max(1, config.tile_k // PROMOTED_K_BYTES)  # of a stage
         self.bits = BITS[program.a[0].mma_dtype]
         self.tile_k = config.tile_k * 8 // self.bits  # in elements
         self.accumulator: Any = cutlass.Int32 if program.accumulate == "int32" else cutlass.Float32
@@ -113,7 +116,8 @@ class WgmmaKernel:
                 offsets.append(at)
                 at += align(stages * size, RING_ALIGNMENT)
         self.slots, at = at, at + layout.staging_slots * layout.staging_bytes
-        self.partials, at = at, at + layout.partial_bytes
+        self.partials = BARRIER_BYTES if layout.partials_in_ring else at
+        at += 0 if layout.partials_in_ring else layout.partial_bytes
         if at != layout.shared_bytes:
             raise AssertionError(f"shared memory ends at {at}, the layout says {layout.shared_bytes}")
 
@@ -125,16 +129,22 @@ class WgmmaKernel:
         self.launch(unpack(self.program, words), stream)
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
-        """The launch of ``host``, from unpacked arguments."""
+        """The launch of ``host``, from unpacked arguments.
+
+        The grid is persistent: as many clusters as run at once. How many of more than two CTAs do depends on which SMs of a GPC
+        are in use, and a grid with one too many takes twice the time: those get a cluster for each tile.
+        """
         config, program, facts = self.config, self.program, self.facts
         tiles = problem(args, self.rows, self.cols, raster_width(config, facts, self.rows, self.cols))
         loads_a = tuple(self.load_atom(args, "a", i) for i in range(len(program.a)))
         loads_b = tuple(self.load_atom(args, "b", i) for i in range(len(program.b)))
         stores = tuple(self.store_atom(args, i) for i, staging in enumerate(self.staging) if staging) or None
         self.epilogue.seed(args, stream)
-        clusters = cutlass.min(tiles.tiles, self.resident * self.resident_clusters())
+        clusters = tiles.tiles
+        if config.cluster <= 2:
+            clusters = cutlass.min(clusters, self.resident * facts.sm_count // config.cluster)
         self.kernel(loads_a, loads_b, stores, args.without_operands(), tiles).launch(
-            grid=[config.cluster_m, config.cluster_n, config.split_k * clusters],
+            grid=[config.cluster_m * clusters, config.cluster_n, config.split_k],
             block=[self.layout.threads, 1, 1],
             cluster=[config.cluster_m, config.cluster_n, config.split_k],
             min_blocks_per_mp=self.resident,
@@ -142,12 +152,6 @@ class WgmmaKernel:
             use_pdl=True,  # every access to memory comes after griddepcontrol.wait
             stream=stream,
         )
-
-    def resident_clusters(self) -> int:
-        """Clusters that run at once, one CTA on each SM. A cluster lies in one GPC; those of an H200 have 16 or 18 SMs, so clusters of more than two
-        CTAs are counted in 16."""
-        cluster, sms = self.config.cluster, self.facts.sm_count
-        return max(1, sms // cluster if cluster <= 2 else sms // 16 * (16 // cluster))
 
     def tiled_mma(self, gemm: int) -> cute.TiledMma:
         """wgmma of ``columns`` columns by the consumers that share a tile."""
@@ -264,15 +268,14 @@ class WgmmaKernel:
 
     def cluster_place(self) -> tuple[Int32, Int32, Int32, Int32]:
         """This CTA's (m, n) in its cluster, its part of K, and the cluster's number in the grid."""
-        x, y, z = cute.arch.block_idx()
-        split = self.config.split_k
-        cluster = z // split if split > 1 else z
-        return x, y, z - cluster * split if split > 1 else Int32(0), cluster
+        x, y, part = cute.arch.block_idx()
+        cluster = x // self.config.cluster_m
+        return x - cluster * self.config.cluster_m, y, part, cluster
 
     def cluster_count(self) -> Int32:
         """Clusters of the grid."""
-        _, _, z = cute.arch.grid_dim()
-        return z // self.config.split_k
+        x, _, _ = cute.arch.grid_dim()
+        return x // self.config.cluster_m
 
     def k_blocks(self, args: Args, part: Int32) -> tuple[Int32, Int32]:
         """The first K block of this CTA and their number: consecutive ones, the first parts get the remainder."""
@@ -340,7 +343,7 @@ class WgmmaKernel:
             for i, (load, operand) in enumerate(zip(loads, operands, strict=True))
         ]
         masks = {group: self.multicast_mask(group) for group in groups}
-        ring = Ring(Int32(0), Int32(0))
+        ring, taken = Ring(Int32(0), Int32(0)), Int32(0)
         m, n, batch = tile
         while number < tiles.tiles:
             at = {"a": m * self.config.cluster_m + x, "b": n * self.config.cluster_n + y}
@@ -358,6 +361,10 @@ class WgmmaKernel:
                         mcast_mask=masks[group],
                     )
                 ring = self.advanced(ring)
+            if cutlass.const_expr(self.layout.partials_in_ring):
+                for worker in cutlass.range_constexpr(self.consumers):
+                    cute.arch.mbarrier_wait(barrier(smem, self.taken, worker), taken)
+                taken = taken ^ 1
             number += self.cluster_count()
             m, n, batch = locate(tiles, number)
         for _ in cutlass.range(self.layout.stages, unroll=1):
@@ -405,6 +412,8 @@ class WgmmaKernel:
                 for chunk in cutlass.range(part, self.chunks, self.config.split_k, unroll=1):
                     accs = [self.total(smem, gemm, chunk, thread, worker) for gemm in range(len(self.program.gemms))]
                     staged = self.finish(smem, stores, args, accs, self.place(origin, chunk), staged, thread, worker)
+                if cutlass.const_expr(self.layout.partials_in_ring):  # the loader writes there next
+                    cute.arch.fence_proxy("async.shared", space="cta")
                 self.arrive_everywhere(smem, self.taken, thread, worker)
                 shared = shared ^ 1
             else:
@@ -434,6 +443,8 @@ class WgmmaKernel:
         """Leave this CTA's sums in its shared memory, and wait until all of the split have. ``free``: parity of the phase in which
         the tile before has been read."""
         cute.arch.mbarrier_wait(barrier(smem, self.taken, worker), free)
+        if cutlass.const_expr(self.layout.partials_in_ring and self.sharing > 1):  # all of them have read the ring
+            cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + self.consumers, number_of_threads=WARPGROUP * self.sharing)
         self.leave(smem, sums, thread, worker)
         self.arrive_everywhere(smem, self.partial, thread, worker)
         cute.arch.mbarrier_wait(barrier(smem, self.partial, worker), free ^ 1)
@@ -552,12 +563,12 @@ class WgmmaKernel:
         )
         for _ in cutlass.range(blocks, unroll=1):
             cute.arch.mbarrier_wait(barrier(smem, self.full, ring.slot), ring.phase)
-            for piece in cutlass.range_constexpr(self.pieces):
+            for piece in cutlass.range_constexpr(self.pieces * self.promotions):
                 warpgroup.fence()
                 self.multiply_piece(partial, operands, piece, ring.slot)
                 warpgroup.commit_group()
                 warpgroup.wait_group(0)
-                if cutlass.const_expr(piece == self.pieces - 1):
+                if cutlass.const_expr(piece == self.pieces * self.promotions - 1):
                     self.release(smem, ring.slot, target)
                 self.add_piece(sums, partial, piece)
             ring = self.advanced(ring)
@@ -571,25 +582,27 @@ class WgmmaKernel:
             if cute.arch.thread_idx()[0] % WARPGROUP == 0:
                 cute.arch.mbarrier_arrive(barrier(smem, self.turn, 1 - worker))
 
-    def piece(self, number: int) -> tuple[int, int, int]:
-        """(gemm, block of rows, part of the columns) of a wgmma."""
+    def piece(self, number: int) -> tuple[int, int, int, int]:
+        """(part of the stage's K, gemm, block of rows, part of the columns) of promoted sums."""
         rest, part = divmod(number, self.config.tile_n // self.columns)
-        return *divmod(rest, self.blocks), part
+        rest, block = divmod(rest, self.blocks)
+        return *divmod(rest, len(self.program.gemms)), block, part
 
     def multiply_piece(self, partial: cute.Tensor, operands: list[Any], number: int, slot: Int32) -> None:
-        """The products of one wgmma's rows and columns in a stage."""
-        gemm, block, part = self.piece(number)
+        """The products of one wgmma's rows and columns, over at most ``PROMOTED_K_BYTES`` of a stage."""
+        along_k, gemm, block, part = self.piece(number)
         a, b = operands[gemm]
-        for k in range(self.config.tile_k // K_BYTES):
+        steps = self.config.tile_k // K_BYTES // self.promotions
+        for k in range(along_k * steps, (along_k + 1) * steps):
             mma = self.tiled_mma(gemm)
-            mma.set(warpgroup.Field.ACCUMULATE, k > 0)
+            mma.set(warpgroup.Field.ACCUMULATE, k > along_k * steps)
             rows, columns = (
                 cute.append_ones(t, up_to_rank=2) for t in (a[(None, block, k, slot)], b[(None, part, k, slot)])
             )
             cute.gemm(mma, partial, rows, columns, partial)
 
     def add_piece(self, sums: list[Any], partial: cute.Tensor, number: int) -> None:
-        gemm, block, part = self.piece(number)
+        _, gemm, block, part = self.piece(number)
         total = sums[gemm][(None, block, part)]
         total.store(total.load() + partial[(None, 0, 0)].load())
 
