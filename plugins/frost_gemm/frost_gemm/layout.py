@@ -20,7 +20,9 @@ BITS = {
 
 RING_ALIGNMENT = 1024  # bytes; a 128-byte swizzle repeats every 1024 (PTX ISA, shared memory matrix layout)
 BARRIER_BYTES = 1024  # mbarriers and tensor memory addresses, in front of the rings
-MAX_STAGES = 32  # memory-bound kernels need the bytes in flight: 160 KiB of 8-bit weights an SM at 64x16 would be 16 stages
+MAX_STAGES = (
+    32  # memory-bound kernels need the bytes in flight: 160 KiB of 8-bit weights an SM at 64x16 would be 16 stages
+)
 TMA_ALIGNMENT = 16  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalAddress, globalStrides
 
 
@@ -337,7 +339,9 @@ def _check_tcgen05_program(program: Program, facts: ArchFacts) -> None:
             aligned = matrix.alignment % TMA_ALIGNMENT == 0 < matrix.alignment
             _require(aligned, "layout.alignment", subject, TMA_ALIGNMENT, matrix.alignment)
             int8 = matrix.mma_dtype == "int8"
-            _require(not int8 or facts.int8, "dtype.unsupported", subject, f"no int8 on {facts.target}", matrix.mma_dtype)
+            _require(
+                not int8 or facts.int8, "dtype.unsupported", subject, f"no int8 on {facts.target}", matrix.mma_dtype
+            )
     kinds = sorted({m.mma_dtype for m in (*program.a, *program.b)})
     _require(any(kind.issuperset(kinds) for kind in _TCGEN05_KINDS), "dtype.mixed", "A, B", "one kind of MMA", kinds)
     accumulate = "int32" if kinds == ["int8"] else "float32"
