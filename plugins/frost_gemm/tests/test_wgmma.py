@@ -42,6 +42,8 @@ CASES = {
     "24 columns": (plain("float16"), tile(64, 24), (130, 60, 136, 1), 3),
     "72 columns, short stage": (plain(), tile(128, 72, tile_k=32), (130, 100, 72, 1), 2),
     "long stage": (plain(), tile(128, 16, tile_k=256), (200, 16, 300, 1), 2),
+    "operand read once": (plain(), tile(64, 16, stages=3), (200, 16, 700, 2), 3),
+    "operand read once, split": (plain(), tile(64, 64, stages=3, split_k=2), (60, 200, 900, 1), 4),
     "odd sizes": (plain(), tile(64, 32), (67, 35, 71, 3), 4),
     "one element": (plain(), tile(64, 64, cluster_m=2, cluster_n=2), (1, 1, 1, 1), 8),
     "cluster 2x1": (plain(), tile(cluster_m=2), (300, 136, 136, 1), 4),
@@ -129,6 +131,7 @@ RACY = {
     "multicast": tile(64, 64, cluster_m=2, cluster_n=2, stages=2),
     "pingpong": pingpong(64, 64, stages=2),
     "split": tile(64, 64, split_k=2, stages=2),
+    "split, three stages": tile(64, 64, split_k=2, stages=3),
 }
 
 
@@ -191,6 +194,7 @@ def test_the_transposed_program_is_the_same_product():
 
 INSTRUCTIONS = {
     "a CTA alone": (plain(), tile(), r"cp\.async\.bulk\.tensor\.3d\.shared::cta\.global", r"multicast|mapa|barrier\.cluster"),
+    "operand read once": (plain(), tile(), r"cp\.async\.bulk\.prefetch\.tensor", r"multicast"),
     "cluster": (plain(), tile(cluster_m=2), r"multicast::cluster", r"ld\.shared::cluster"),
     "split": (plain(), tile(split_k=2), r"ld\.shared::cluster", r"multicast"),
     "16-bit outputs": (plain(out="bfloat16"), tile(), r"stmatrix.*\.x4\.shared", r"\.trans"),

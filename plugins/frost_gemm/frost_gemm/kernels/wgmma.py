@@ -225,7 +225,6 @@ class WgmmaKernel:
             cute.arch.sync_threads()
         # The next kernel may take its place on the SMs; it waits in turn for this one to end before it touches memory.
         cute.arch.griddepcontrol_launch_dependents()
-        cute.arch.griddepcontrol_wait()
 
         if warp < WARPS:
             if cutlass.const_expr(self.resident == 1):
@@ -343,8 +342,17 @@ class WgmmaKernel:
             for i, (load, operand) in enumerate(zip(loads, operands, strict=True))
         ]
         masks = {group: self.multicast_mask(group) for group in groups}
-        ring, taken = Ring(Int32(0), Int32(0)), Int32(0)
+        # What is read once comes from memory, not from L2: it is fetched into L2 a whole ring ahead, which keeps more bytes in flight
+        # than shared memory holds. Before the kernel ahead has ended, too: L2 sees what that one writes.
+        once = {"a": tiles.tiles_n == 1, "b": tiles.tiles_m == 1}
         m, n, batch = tile
+        if number < tiles.tiles:
+            at = {"a": m * self.config.cluster_m + x, "b": n * self.config.cluster_n + y}
+            for block in cutlass.range(first_block, cutlass.min(self.layout.stages, blocks) + first_block, unroll=1):
+                self.prefetch(plans, once, at, block, batch)
+        cute.arch.griddepcontrol_wait()
+
+        ring, taken = Ring(Int32(0), Int32(0)), Int32(0)
         while number < tiles.tiles:
             at = {"a": m * self.config.cluster_m + x, "b": n * self.config.cluster_n + y}
             for block in cutlass.range(first_block, first_block + blocks, unroll=1):
@@ -360,6 +368,8 @@ class WgmmaKernel:
                         tma_bar_ptr=full,
                         mcast_mask=masks[group],
                     )
+                if block + self.layout.stages < first_block + blocks:
+                    self.prefetch(plans, once, at, block + self.layout.stages, batch)
                 ring = self.advanced(ring)
             if cutlass.const_expr(self.layout.partials_in_ring):
                 for worker in cutlass.range_constexpr(self.consumers):
@@ -371,11 +381,20 @@ class WgmmaKernel:
             cute.arch.mbarrier_wait(barrier(smem, self.empty, ring.slot), ring.phase ^ 1)
             ring = self.advanced(ring)
 
+    @cute.jit
+    def prefetch(self, plans: list, once: dict, at: dict, block: Int32, batch: Int32):
+        """Fetch into L2 what ``load`` will load of a K block, of the operands that are read once."""
+        for group, atom, operand, _, source in plans:
+            if cutlass.const_expr(self.sharers(group) == 1):
+                if once[group]:
+                    cute.prefetch(atom, source[(None, at[group], block, batch if operand.batched else 0)])
+
     # The consumers.
 
     @cute.jit
     def consume(self, smem: cute.Pointer, stores: tuple, args: Args, tiles: Problem, number: Int32, tile: tuple):
         """All tiles of one consumer warpgroup."""
+        cute.arch.griddepcontrol_wait()
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         worker = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
         x, y, part, _ = self.cluster_place()
@@ -412,8 +431,8 @@ class WgmmaKernel:
                 for chunk in cutlass.range(part, self.chunks, self.config.split_k, unroll=1):
                     accs = [self.total(smem, gemm, chunk, thread, worker) for gemm in range(len(self.program.gemms))]
                     staged = self.finish(smem, stores, args, accs, self.place(origin, chunk), staged, thread, worker)
-                if cutlass.const_expr(self.layout.partials_in_ring):  # the loader writes there next
-                    cute.arch.fence_proxy("async.shared", space="cta")
+                if cutlass.const_expr(self.layout.partials_in_ring):  # TMA writes there next
+                    cute.arch.fence_proxy("async.shared", space="cluster")
                 self.arrive_everywhere(smem, self.taken, thread, worker)
                 shared = shared ^ 1
             else:
@@ -443,7 +462,7 @@ class WgmmaKernel:
         """Leave this CTA's sums in its shared memory, and wait until all of the split have. ``free``: parity of the phase in which
         the tile before has been read."""
         cute.arch.mbarrier_wait(barrier(smem, self.taken, worker), free)
-        if cutlass.const_expr(self.layout.partials_in_ring and self.sharing > 1):  # all of them have read the ring
+        if cutlass.const_expr(self.layout.partials_in_ring):  # all warps have read the ring
             cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + self.consumers, number_of_threads=WARPGROUP * self.sharing)
         self.leave(smem, sums, thread, worker)
         self.arrive_everywhere(smem, self.partial, thread, worker)
