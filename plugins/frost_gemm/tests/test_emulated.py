@@ -148,3 +148,27 @@ def test_one_kernel_serves_every_size(emulated, device):
     m = cudnn_core.Dim("m", min=1, max=256)
     for rows in (1, 65):
         emulated(bias_relu(m=m, n=40, k=72), device, sizes=[f"m={rows}"])
+
+
+@pytest.mark.L2
+@pytest.mark.parametrize("device", DEVICES)
+def test_random_graphs_agree_with_the_reference(emulated, device):
+    """Graphs of ``test_reference``: any major, prologues, types, batches, taps and reductions. What is declined is left out."""
+    hypothesis = pytest.importorskip("hypothesis")
+    from test_reference import SETTINGS as QUIET
+    from test_reference import Draw
+
+    run = 0
+
+    @hypothesis.settings(max_examples=20, phases=[hypothesis.Phase.generate], **QUIET)
+    @hypothesis.given(hypothesis.strategies.data())
+    def check(data):
+        nonlocal run
+        graph = Draw(data).build()
+        decision = graph.explain(device=cudnn_core.DeviceInfo.preset(device))
+        if decision.selected == f"{ENGINES[DEVICES[device]]}@1":
+            emulated(graph, device)
+            run += 1
+
+    check()
+    assert run >= 3
