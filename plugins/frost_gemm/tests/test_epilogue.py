@@ -14,6 +14,7 @@ from _epilogue import Drain, compiled, launch, strided
 from frost_gemm.ir import Aux, Gemm, Matrix, Op, Program, Ref, Store
 from frost_gemm.kernels.epilogue import Epilogue
 from frost_gemm.ops import TABLE
+from frost_gemm.reference import execute
 from torch_reference import _rounding
 
 PATTERNS = pytest.mark.parametrize("pattern", ["wgmma", "tcgen05"])
@@ -64,13 +65,13 @@ def program(ops=(), stores=(), aux=(), gemms=ONE, accumulate="float32", **more):
 
 def rounded(value, dtype):
     """``value`` (an array of fp64 or int64) rounded to ``dtype`` by the reference plugin, in fp64 or int64."""
-    result = _rounding.round_value(torch.from_numpy(np.asarray(value)), dtype)
+    result = _rounding.round_value(torch.from_numpy(np.array(value)), dtype)
     return result.to(torch.int64 if not result.dtype.is_floating_point else torch.float64).numpy()
 
 
 def stored(value, dtype):
     """The bytes of rounded values in memory."""
-    return _rounding.encode(torch.from_numpy(np.asarray(value)), dtype).contiguous()
+    return _rounding.encode(torch.from_numpy(np.array(value)), dtype).contiguous()
 
 
 def same(got, want, dtype):
@@ -387,6 +388,90 @@ def test_by_value_scalars_of_every_type(pattern):
     x = np.random.default_rng(12).integers(-8, 8, (1, 20, 16)).astype(np.float32)
     for value, got in zip(given.values(), run(pattern, made, [x], operands), strict=True):
         np.testing.assert_array_equal(got.view(np.float32), x * np.float32(value))
+
+
+# --- programs
+EXACT = (
+    "add",
+    "sub",
+    "mul",
+    "max",
+    "min",
+    "abs",
+    "neg",
+    "relu",
+    "identity",
+    "add_square",
+    "cmp_gt",
+    "cmp_neq",
+    "binary_select",
+)
+KINDS = ("scalar", "row", "col", "full")
+
+
+def random_program(rng):
+    """A graph of ops that are exact on small integers, over accumulators, operands and each other, with several outputs."""
+    members, ops = [], []
+    for _ in range(rng.integers(1, 4)):
+        kind, dtype = rng.choice(KINDS), rng.choice(("float32", "bfloat16", "fp8_e4m3", "int8", "int32"))
+        major = "" if kind == "scalar" else {"row": "m", "col": "n"}.get(kind, rng.choice(["n", "m"]))
+        width = {"float32": 4, "int32": 4, "bfloat16": 2}.get(dtype, 1)
+        members.append(Aux(str(dtype), str(kind), bool(rng.integers(2)), str(major), alignment=width))
+    refs = [acc(0), acc(1), *(aux(i) for i in range(len(members)))]
+    for i in range(rng.integers(3, 9)):
+        name = str(rng.choice(EXACT))
+        args = tuple(refs[j] for j in rng.integers(0, len(refs), TABLE[name].arity))
+        dtype = (
+            "boolean"
+            if name.startswith("cmp")
+            else str(rng.choice(("float32", "bfloat16", "float16", "fp8_e5m2", "int32", "int8")))
+        )
+        attrs = (("lower_clip", None), ("negative_slope", None), ("upper_clip", None)) if name == "relu" else ()
+        ops.append(Op(name, args, dtype, "float32", attrs))
+        refs.append(val(i))
+    chosen = [refs[j] for j in rng.integers(0, len(refs), 3)] + [refs[-1]]
+    stores = [Store(ref, str(rng.choice(DTYPES)), str(rng.choice(["n", "m", ""])), 4) for ref in chosen]
+    return program(ops, stores, members, gemms=(Gemm(dtype=str(rng.choice(FLOATS))), Gemm(dtype="bfloat16")))
+
+
+def runs_as_the_executor_says(pattern, seed):
+    rng = np.random.default_rng(seed)
+    made = random_program(rng)
+    batch, rows, cols = shape = (2, 67, 36)
+    accs = [rng.integers(-4, 5, shape).astype(np.float32) for _ in range(2)]
+    operands, values = [], []
+    for member in made.aux:
+        keep = {"scalar": (0, 0), "row": (1, 0), "col": (0, 1), "full": (1, 1)}[member.kind]
+        extents = (batch if member.batched else 1, rows if keep[0] else 1, cols if keep[1] else 1)
+        values.append(rng.integers(-3, 4, extents))
+        order = values[-1].transpose(0, 2, 1) if member.major == "m" else values[-1]
+        b, m, n = extents
+        unit = (1, m, m * n) if member.major == "m" else (n, 1, m * n)
+        strides = tuple(stride if extent != 1 else 0 for stride, extent in zip(unit, (m, n, b), strict=True))
+        bits = stored(order if member.dtype.startswith("int") else order.astype(np.float64), member.dtype)
+        operands.append((bits.view(torch.uint8).numpy(), strides))
+    results = run(pattern, made, accs, operands)
+    identity = np.eye(cols)[None]
+    values = [
+        value if member.dtype.startswith("int") else value.astype(np.float64)
+        for member, value in zip(made.aux, values, strict=True)
+    ]
+    want = execute(made, [a.astype(np.float64) for a in accs], [identity], values)
+    for store, got, value in zip(made.stores, results, want.stores, strict=True):
+        same(got, rounded(value, store.dtype), store.dtype)
+
+
+@PATTERNS
+@pytest.mark.parametrize("seed", range(2))
+def test_random_programs_agree_with_the_executor(pattern, seed):
+    runs_as_the_executor_says(pattern, seed)
+
+
+@pytest.mark.L2
+@PATTERNS
+@pytest.mark.parametrize("seed", range(2, 40))
+def test_many_random_programs_agree_with_the_executor(pattern, seed):
+    runs_as_the_executor_says(pattern, seed)
 
 
 # --- code
