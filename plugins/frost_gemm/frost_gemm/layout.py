@@ -48,7 +48,7 @@ class KernelLayout:
     partial_bytes  of the accumulators that split-K leaves in shared memory; partials_in_ring: they lie over the operand ring
     shared_bytes   everything
     acc_stages     accumulators in tensor memory; tmem_columns allocated
-    raw_bytes      SM100: of each operand, A's and then B's, in one stage as it lies in memory; 0 for one without a prologue
+    raw_bytes      of each operand, A's and then B's, in one stage as it lies in memory; 0 for one without a prologue
     """
 
     stages: int
@@ -88,6 +88,7 @@ _WGMMA_TYPES = ({"bfloat16"}, {"float16"}, {"fp8_e4m3", "fp8_e5m2"}, {"int8"})
 WGMMA_REGISTERS = {1: (232, 40), 2: (232, 40), 3: (160, 32)}
 _WGMMA_SPARE_REGISTERS = 40  # of a consumer's thread, for everything but accumulators
 _HALF_SM_BYTES = 113 * 1024  # of 228 KiB, of which the system takes 1 for each CTA
+WGMMA_MADE_SLOTS = 2  # of operands with a prologue: one is multiplied while the other is made
 _STAGING_SLOT_BYTES = 8192  # of one warpgroup
 
 
@@ -116,9 +117,12 @@ def _plan_wgmma(program: Program, config: TileConfig, facts: ArchFacts) -> Kerne
     partial_bytes = config.tile_m * config.tile_n * 4 * len(program.gemms) if config.split_k > 1 else 0
 
     a_bytes, b_bytes = config.tile_m * config.tile_k, config.tile_n * config.tile_k
-    rings = [a_bytes] * len(program.a) + [b_bytes] * len(program.b)
+    operands = [(m, a_bytes) for m in program.a] + [(m, b_bytes) for m in program.b]
+    raw_bytes = tuple(size * BITS[m.dtype] // BITS[m.mma_dtype] if m.prologue else 0 for m, size in operands)
+    rings = [raw or size for raw, (_, size) in zip(raw_bytes, operands, strict=True)]
+    made_bytes = sum(WGMMA_MADE_SLOTS * align(size, RING_ALIGNMENT) for m, size in operands if m.prologue)
     stage_bytes = sum(rings)
-    fixed = BARRIER_BYTES + warpgroups * staging_slots * sum(staging)
+    fixed = BARRIER_BYTES + warpgroups * staging_slots * sum(staging) + made_bytes
     padding = sum(RING_ALIGNMENT for size in rings if size % RING_ALIGNMENT)
     most = min((facts.shared_bytes - fixed - padding) // stage_bytes, MAX_STAGES)
     # The sums lie over the ring, where room is bytes in flight, but not where another CTA's multicast writes into it.
@@ -143,6 +147,7 @@ def _plan_wgmma(program: Program, config: TileConfig, facts: ArchFacts) -> Kerne
         partial_bytes=partial_bytes,
         shared_bytes=fixed + sum(align(stages * size, RING_ALIGNMENT) for size in rings),
         partials_in_ring=in_ring,
+        raw_bytes=raw_bytes,
     )
 
 
@@ -198,13 +203,8 @@ def _check_wgmma_program(program: Program) -> None:
     for group, members in (("A", program.a), ("B", program.b)):
         for i, matrix in enumerate(members):
             subject = f"{group}{i}"
-            _require(
-                not matrix.prologue and matrix.dtype == matrix.mma_dtype,
-                "op.pattern",
-                subject,
-                "no prologue",
-                matrix.dtype,
-            )
+            plain = bool(matrix.prologue) or matrix.dtype == matrix.mma_dtype
+            _require(plain, "op.pattern", subject, "a prologue", f"{matrix.dtype} multiplied as {matrix.mma_dtype}")
             _require(
                 matrix.alignment % TMA_ALIGNMENT == 0 < matrix.alignment,
                 "layout.alignment",
@@ -221,6 +221,8 @@ def _check_wgmma_program(program: Program) -> None:
     _require(program.accumulate == accumulate, "dtype.compute", "matmul", accumulate, program.accumulate)
     promotable = not program.promote or (BITS[kinds[0]] == 8 and accumulate == "float32")
     _require(promotable, "op.pattern", "promote", "fp8 operands", kinds)
+    fused = any(m.prologue for m in (*program.a, *program.b))
+    _require(not (fused and program.promote), "op.pattern", "promote", "operands without prologue", "a prologue")
 
 
 def _check_wgmma_tile(program: Program, config: TileConfig, facts: ArchFacts) -> None:
@@ -259,6 +261,13 @@ def _check_wgmma_tile(program: Program, config: TileConfig, facts: ArchFacts) ->
     # Larger clusters are launched one for each tile: there is nothing to take turns at.
     alternating = config.schedule == "pingpong" and config.cluster > 2
     _require(not alternating, "knob.domain", "knob:schedule", "cooperative in clusters of more than 2", config.schedule)
+    for group, rows in (("A", config.tile_m), ("B", config.tile_n)):
+        for i, matrix in enumerate(program.a if group == "A" else program.b):
+            if matrix.prologue:
+                _require(config.schedule == "cooperative", "knob.domain", "knob:schedule", "cooperative", config.schedule)
+                extent = rows if matrix.major == "mn" else config.tile_k * 8 // BITS[matrix.mma_dtype]
+                line = extent * BITS[matrix.dtype] // 8  # of a TMA box without swizzle
+                _require(line % TMA_ALIGNMENT == 0, "knob.domain", f"{group}{i}", {"multiple_of": TMA_ALIGNMENT}, line)
     _require(config.split_k == 1 or config.schedule == "cooperative", "knob.domain", "knob:split_k", 1, config.split_k)
 
 

@@ -192,6 +192,60 @@ def test_the_transposed_program_is_the_same_product():
     run(FUSED.swapped(), tile(64, 16), 136, 40, 136, 2, sms=4, low=-2, high=3)
 
 
+def fused(dtype, *chain, mma="bfloat16", major="k"):
+    """An operand with a prologue: each op is a name and the references besides the value so far."""
+    last = len(chain) - 1
+    ops = tuple(
+        Op(name, (Ref("val", i - 1), *refs), mma if i == last else "float32") for i, (name, *refs) in enumerate(chain)
+    )
+    return Matrix(dtype, major, mma_dtype=mma, prologue=ops)
+
+
+def product_of(a, b, scalars=0):
+    aux = (Aux("float32", "scalar"),) * scalars
+    return Program(a=(a,), b=(b,), gemms=(Gemm(),), stores=(Store(ACC(0), "float32"),), aux=aux)
+
+
+BF16 = Matrix("bfloat16")
+PROLOGUES = {
+    "int8 A": (product_of(fused("int8", ("identity",)), BF16), tile(), (200, 136, 136, 1)),
+    "scaled int8 B": (product_of(BF16, fused("int8", ("mul", AUX(0))), 1), tile(), (200, 136, 200, 2)),
+    "chains on both": (
+        product_of(fused("bfloat16", ("abs",), ("mul", AUX(0))), fused("bfloat16", ("neg",)), 1), tile(128, 64), (136, 72, 136, 1),
+    ),
+    "fp8 A by columns, cluster 2x1": (
+        product_of(fused("fp8_e4m3", ("identity",), major="mn"), BF16), tile(128, 64, cluster_m=2), (300, 136, 136, 1),
+    ),
+    "int8 B by columns, cluster 2x2": (
+        product_of(BF16, fused("int8", ("identity",), major="mn")), tile(64, 64, cluster_m=2, cluster_n=2), (200, 136, 136, 1),
+    ),
+    "float32 B": (product_of(BF16, fused("float32", ("identity",))), tile(64, 24), (72, 40, 136, 1)),
+    "split": (product_of(fused("int8", ("identity",)), BF16), tile(64, 64, split_k=2), (72, 136, 264, 1)),
+    "to fp8": (product_of(fused("bfloat16", ("identity",), mma="fp8_e4m3"), Matrix("fp8_e4m3")), tile(128, 64), (136, 72, 272, 1)),
+    "long stage of 192 rows": (product_of(fused("int8", ("identity",)), BF16), tile(192, 40, tile_k=256), (200, 72, 264, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PROLOGUES)
+def test_operands_are_computed_before_the_product(case):
+    program, config, shape = PROLOGUES[case]
+    run(program, config, *shape, sms=3, seed=3, schedule="random", strict=True)
+
+
+@pytest.mark.L2
+@pytest.mark.parametrize("schedule", ["late", "eager", "random"])
+@pytest.mark.parametrize("case", PROLOGUES)
+def test_operands_are_computed_in_every_schedule(case, schedule):
+    program, config, shape = PROLOGUES[case]
+    for seed in range(1, 6):
+        run(program, config, *shape, sms=3, seed=seed, schedule=schedule, strict=True)
+
+
+def test_computed_operands_stay_in_registers():
+    program, config, _ = PROLOGUES["int8 A"]
+    assert ".local" not in compiled(program, config, 132).ptx
+
+
 INSTRUCTIONS = {
     "a CTA alone": (plain(), tile(), r"cp\.async\.bulk\.tensor\.3d\.shared::cta\.global", r"multicast|mapa|barrier\.cluster"),
     "operand read once": (plain(), tile(), r"cp\.async\.bulk\.prefetch\.tensor", r"multicast"),

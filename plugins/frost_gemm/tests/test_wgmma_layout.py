@@ -29,10 +29,14 @@ CONFIGS = [
 ]  # fmt: skip
 
 
+ABS = Op("abs", (Ref("val", -1),), "bfloat16")
+NARROW = Matrix("int8", "mn", mma_dtype="bfloat16", prologue=(ABS,))  # lines of 8 bytes in a tile of 8 columns
+
+
 def program(
     a="bfloat16", b=None, stores=(("float32", "n", 16),), gemms=1, b_major="k", ops=(), promote=False, **matrix
 ):
-    accumulate = "int32" if a == "int8" else "float32"
+    accumulate = "int32" if matrix.get("mma_dtype", a) == "int8" else "float32"
     return Program(
         a=(Matrix(a, **matrix),),
         b=tuple(Matrix(b or a, b_major) for _ in range(gemms)),
@@ -104,6 +108,16 @@ def test_sums_of_a_split_lie_over_the_ring_only_where_no_multicast_comes_in():
             assert layout.partial_bytes == config.tile_m * config.tile_n * 4 <= layout.stages * layout.stage_bytes
         seen.add((config.split_k > 1, layout.partials_in_ring))
     assert seen == {(False, False), (True, False), (True, True)}
+
+
+def test_operands_with_a_prologue_lie_as_in_memory_and_in_two_slots_as_they_are_multiplied():
+    made = program("int8", "bfloat16", mma_dtype="bfloat16", prologue=(ABS,))
+    layout = plan_layout(made, TileConfig(), FACTS)
+    assert layout.raw_bytes == (128 * 64, 0)
+    assert layout.stage_bytes == 128 * 64 + layout.b_bytes
+    rings = layout.stages * layout.stage_bytes
+    staged = layout.staging_slots * layout.staging_bytes
+    assert layout.shared_bytes == BARRIER_BYTES + rings + staged + 2 * layout.a_bytes
 
 
 def test_drained_parts_cover_the_tile_exactly():
@@ -200,7 +214,11 @@ def test_epilogues_that_compute_drain_fewer_columns():
         (program(promote=True), TileConfig(), ("op.pattern", "promote")),
         (program(alignment=8), TileConfig(), ("layout.alignment", "A0")),
         (program(alignment=0), TileConfig(), ("layout.alignment", "A0")),
-        (program("int8", mma_dtype="bfloat16"), TileConfig(), ("op.pattern", "A0")),
+        (program("int8", "bfloat16", mma_dtype="bfloat16"), TileConfig(), ("op.pattern", "A0")),
+        (program(prologue=(ABS,)), TileConfig(64, 64, schedule="pingpong"), ("knob.domain", "knob:schedule")),
+        (program("int8", "bfloat16", mma_dtype="bfloat16", prologue=(ABS,)), TileConfig(128, 64, tile_k=16), ("knob.domain", "knob:tile_k")),
+        (replace(program("bfloat16", b_major="mn"), b=(NARROW,)), TileConfig(64, 8), ("knob.domain", "B0")),
+        (program("fp8_e4m3", prologue=(ABS,), promote=True), TileConfig(), ("op.pattern", "promote")),
         (program("int8"), TileConfig(64, 40), ("knob.domain", "knob:tile_n")),
         (program(), TileConfig(96), ("knob.domain", "knob:tile_m")),
         (program(), TileConfig(256, 64, schedule="pingpong"), ("knob.domain", "knob:tile_m")),

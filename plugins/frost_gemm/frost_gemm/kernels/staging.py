@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import warpgroup
 from ..layout import BITS
 from .args import ELEMENTS
 
-__all__ = ["Staging", "store_shared"]
+__all__ = ["Staging", "load_shared", "store_shared", "swizzled"]
 
 LINE_BYTES = 128
 WARP_ROWS = 16
@@ -68,11 +68,7 @@ class Staging:
 
     def _offset(self, line: Any, element: Any) -> Any:
         """Bytes from the place's start to ``element`` of ``line``, both over all panels: swizzled."""
-        panel = element // self.extent
-        lines = self.rows if self.n_major else self.cols
-        linear = line * self.line + (element - panel * self.extent) * self.size
-        mask = (self.line // 16 - 1) << 4  # the 16-byte pieces of a line, which trade places
-        return panel * (lines * self.line) + (linear ^ ((linear >> 3) & mask))
+        return swizzled(line, element * self.size, self.rows if self.n_major else self.cols, self.line)
 
     def _write_matrices(self, address: Int32, fragment: cute.Tensor, lane: Int32, warp_row: Int32) -> None:
         """stmatrix: lanes 8i to 8i+7 give the lines of matrix i; the matrices are (rows 0-7, 8-15) x (columns 0-7, 8-15)."""
@@ -119,6 +115,27 @@ def _stmatrix(address: Int32, words: list[Any], *, transposed: bool) -> None:
         f"stmatrix.sync.aligned.m8n8.x{len(words)}{'.trans' if transposed else ''}.shared.b16 [{{$r0}}], {{{operands}}};",
         read_only_args=[address, *words],
     )
+
+
+def swizzled(line: Any, byte: Any, lines: int, width: int) -> Any:
+    """Offset of ``byte`` of ``line`` in panels of ``lines`` lines of ``width`` bytes: the 16-byte pieces of a line trade places."""
+    panel = byte // width
+    linear = line * width + (byte - panel * width)
+    return panel * (lines * width) + (linear ^ ((linear >> 3) & ((width // 16 - 1) << 4)))
+
+
+def load_shared(address: Int32, count: int) -> list[Any]:
+    """``count`` words of 32 bits from shared memory: 2, or a multiple of 4."""
+    each = min(4, count)
+    words: list[Any] = []
+    for first in range(0, count, each):
+        operands = ", ".join(f"{{$w{i}}}" for i in range(each))
+        words += cute.arch.inline_ptx(
+            f"ld.shared.v{each}.b32 {{{operands}}}, [{{$r0}}];",
+            write_only_types=[cutlass.Uint32] * each,
+            read_only_args=[address + 4 * first],
+        )
+    return words
 
 
 def store_shared(address: Int32, words: list[Any], bits: int) -> None:

@@ -35,11 +35,12 @@ from cutlass.memory import SmemAllocator
 
 from ..config import TileConfig
 from ..facts import ArchFacts
-from ..ir import Program
+from ..ir import Matrix, Program
 from ..layout import (
     BARRIER_BYTES,
     BITS,
     RING_ALIGNMENT,
+    WGMMA_MADE_SLOTS,
     WGMMA_REGISTERS,
     KernelLayout,
     align,
@@ -50,9 +51,10 @@ from ..layout import (
 )
 from .args import ELEMENTS, Args, matrix, output, unpack
 from .epilogue import Chunk, Epilogue
+from .prologue import Prologue
 from .sched import Problem, locate, problem, raster_width
 from .sinks import Lanes
-from .staging import Staging, store_shared
+from .staging import Staging, load_shared, store_shared, swizzled
 
 __all__ = ["WgmmaKernel"]
 
@@ -97,9 +99,26 @@ class WgmmaKernel:
             Staging(store.dtype, store.major, ROWS, layout.epi_n) if mode == "tma" else None
             for store, mode in zip(program.stores, layout.store_modes, strict=True)
         ]
+        self.operands = [("a", i) for i in range(len(program.a))] + [("b", i) for i in range(len(program.b))]
+        self.fused = {
+            operand: Prologue(program, self.member(*operand), 128 // self.bits)
+            for operand in self.operands
+            if self.member(*operand).prologue
+        }
         self.resident = wgmma_resident(program, config, layout.shared_bytes)
         self.epilogue = Epilogue(program)
         self._carve()
+
+    def member(self, group: str, index: int) -> Matrix:
+        """Operand ``index`` of ``group``, "a" or "b"."""
+        return getattr(self.program, group)[index]
+
+    def made_bytes(self, operand: tuple[str, int]) -> int:
+        """Of an operand's tile as the matrix unit reads it."""
+        return self.layout.a_bytes if operand[0] == "a" else self.layout.b_bytes
+
+    def tile_rows(self, group: str) -> int:
+        return self.config.tile_m if group == "a" else self.config.tile_n
 
     def _carve(self) -> None:
         """Offsets in shared memory; they end at ``layout.shared_bytes``."""
@@ -107,14 +126,12 @@ class WgmmaKernel:
         self.full, self.empty = 0, 8 * stages
         self.turn, self.partial, self.taken = 16 * stages, 16 * stages + 16, 16 * stages + 40
         at = BARRIER_BYTES
-        self.ring_a, self.ring_b = [], []
-        for offsets, count, size in (
-            (self.ring_a, len(self.program.a), layout.a_bytes),
-            (self.ring_b, len(self.program.b), layout.b_bytes),
-        ):
-            for _ in range(count):
-                offsets.append(at)
-                at += align(stages * size, RING_ALIGNMENT)
+        self.rings, self.made = {}, {}
+        for operand, raw in zip(self.operands, layout.raw_bytes, strict=True):
+            self.rings[operand], at = at, at + align(stages * (raw or self.made_bytes(operand)), RING_ALIGNMENT)
+        for operand in self.fused:
+            self.made[operand] = at
+            at += WGMMA_MADE_SLOTS * align(self.made_bytes(operand), RING_ALIGNMENT)
         self.slots, at = at, at + layout.staging_slots * layout.staging_bytes
         self.partials = BARRIER_BYTES if layout.partials_in_ring else at
         at += 0 if layout.partials_in_ring else layout.partial_bytes
@@ -168,15 +185,30 @@ class WgmmaKernel:
             op = warpgroup.MmaF16BF16Op(types[0], self.accumulator, shape, where, *majors)
         return cute.make_tiled_mma(cute.make_mma_atom(op), (self.sharing, 1, 1))
 
-    def stage_layout(self, group: str, index: int, stages: int = 0) -> cute.ComposedLayout:
-        """Shared memory of one operand: (rows, K) of a stage or (rows, K, stages), with the widest swizzle that its unit-stride extent allows."""
-        operand = getattr(self.program, group)[index]
-        rows = self.config.tile_m if group == "a" else self.config.tile_n
-        extent, prefix = (self.tile_k, "K") if operand.major == "k" else (rows, "MN")
-        width = next(width for width in SWIZZLES if extent * self.bits // 8 % width == 0)
-        kind = warpgroup.SmemLayoutAtomKind[f"{prefix}_{SWIZZLES[width]}"]
+    def stage_layout(self, group: str, index: int, stages: int = 0) -> cute.Layout | cute.ComposedLayout:
+        """Shared memory of one operand as TMA writes it: (rows, K) of a stage or (rows, K, stages).
+
+        As the matrix unit reads it, or where there is a prologue, line after line.
+        """
+        if (group, index) not in self.fused:
+            return self.made_layout(group, index, stages)
+        rows = self.tile_rows(group)
+        stride = (self.tile_k, 1) if self.member(group, index).major == "k" else (1, rows)
+        if stages:
+            return cute.make_layout((rows, self.tile_k, stages), stride=(*stride, rows * self.tile_k))
+        return cute.make_layout((rows, self.tile_k), stride=stride)
+
+    def line_bytes(self, group: str, index: int) -> int:
+        """The widest swizzle that an operand's unit-stride extent allows."""
+        extent = self.tile_k if self.member(group, index).major == "k" else self.tile_rows(group)
+        return next(width for width in SWIZZLES if extent * self.bits // 8 % width == 0)
+
+    def made_layout(self, group: str, index: int, stages: int = 0) -> cute.ComposedLayout:
+        """Shared memory of one operand as the matrix unit reads it: (rows, K) or (rows, K, stages)."""
+        operand, rows = self.member(group, index), self.tile_rows(group)
+        prefix, order = ("K", (0, 1)) if operand.major == "k" else ("MN", (1, 0))
+        kind = warpgroup.SmemLayoutAtomKind[f"{prefix}_{SWIZZLES[self.line_bytes(group, index)]}"]
         atom = warpgroup.make_smem_layout_atom(kind, ELEMENTS[operand.mma_dtype])
-        order = (0, 1) if operand.major == "k" else (1, 0)
         if stages:
             return cute.tile_to_shape(atom, (rows, self.tile_k, stages), (*order, 2))
         return cute.tile_to_shape(atom, (rows, self.tile_k), order)
@@ -287,11 +319,23 @@ class WgmmaKernel:
         return part * each + cutlass.min(part, rest), each + cutlass.select_(part < rest, Int32(1), Int32(0))
 
     def ring_tensor(self, smem: cute.Pointer, group: str, index: int) -> cute.Tensor:
-        """The ring of operand ``index`` of ``group``."""
-        layout = self.stage_layout(group, index, self.layout.stages)
-        offsets = self.ring_a if group == "a" else self.ring_b
-        dtype = ELEMENTS[getattr(self.program, group)[index].mma_dtype]
-        return cute.make_tensor(cute.recast_ptr(smem + offsets[index], layout.inner, dtype), layout.outer)
+        """The ring of operand ``index`` of ``group``, as TMA writes it."""
+        layout, dtype = self.stage_layout(group, index, self.layout.stages), ELEMENTS[self.member(group, index).dtype]
+        return self.tensor(smem + self.rings[group, index], layout, dtype)
+
+    def made_tensor(self, smem: cute.Pointer, group: str, index: int) -> cute.Tensor:
+        """What the matrix unit reads: the ring, or the slots of what a prologue makes."""
+        if (group, index) not in self.fused:
+            return self.ring_tensor(smem, group, index)
+        layout = self.made_layout(group, index, WGMMA_MADE_SLOTS)
+        return self.tensor(smem + self.made[group, index], layout, ELEMENTS[self.member(group, index).mma_dtype])
+
+    @staticmethod
+    def tensor(pointer: cute.Pointer, layout: cute.Layout | cute.ComposedLayout, dtype: Any) -> cute.Tensor:
+        """A tensor in shared memory; the swizzle goes to its pointer."""
+        if isinstance(layout, cute.ComposedLayout):
+            return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype), layout.outer)
+        return cute.make_tensor(cute.recast_ptr(pointer, dtype=dtype), layout)
 
     def advanced(self, ring: Ring, steps: Any = 1) -> Ring:
         """``ring`` moved on by ``steps`` stages."""
@@ -421,6 +465,8 @@ class WgmmaKernel:
             m, n, batch = locate(tiles, number)  # of the next tile, while this one's first stage comes in
             if cutlass.const_expr(self.program.promote):
                 ring = self.promoted_mainloop(smem, sums, operands, blocks, ring, target, worker)
+            elif cutlass.const_expr(len(self.fused) > 0):
+                ring = self.fused_mainloop(smem, sums, operands, blocks, ring, target, args, origin[2])
             else:
                 ring = self.mainloop(smem, sums, operands, blocks, ring, target, worker)
             if cutlass.const_expr(self.pingpong):
@@ -463,7 +509,7 @@ class WgmmaKernel:
         the tile before has been read."""
         cute.arch.mbarrier_wait(barrier(smem, self.taken, worker), free)
         if cutlass.const_expr(self.layout.partials_in_ring):  # all warps have read the ring
-            cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + self.consumers, number_of_threads=WARPGROUP * self.sharing)
+            self.meet()
         self.leave(smem, sums, thread, worker)
         self.arrive_everywhere(smem, self.partial, thread, worker)
         cute.arch.mbarrier_wait(barrier(smem, self.partial, worker), free ^ 1)
@@ -518,8 +564,8 @@ class WgmmaKernel:
         mma, shape = self.tiled_mma(gemm), self.program.gemms[gemm]
         mine = mma.get_slice(Int32(0) if self.pingpong else worker * WARPGROUP)
         return (
-            mma.make_fragment_A(mine.partition_A(self.ring_tensor(smem, "a", shape.a))),
-            mma.make_fragment_B(mine.partition_B(self.ring_tensor(smem, "b", shape.b))),
+            mma.make_fragment_A(mine.partition_A(self.made_tensor(smem, "a", shape.a))),
+            mma.make_fragment_B(mine.partition_B(self.made_tensor(smem, "b", shape.b))),
         )
 
     def accumulators(self, gemm: int) -> cute.Tensor:
@@ -630,12 +676,119 @@ class WgmmaKernel:
         for total in sums:
             total.fill(0)
 
-    def multiply(self, sums: list[Any], operands: list[Any], k: int, slot: Int32, accumulate: Any) -> None:
-        """One K step of a stage, for every gemm."""
+    @cute.jit
+    def fused_mainloop(
+        self,
+        smem: cute.Pointer,
+        sums: list,
+        operands: list,
+        blocks: Int32,
+        ring: Ring,
+        target: tuple,
+        args: Args,
+        batch: Int32,
+    ):
+        """As ``mainloop``; the consumers apply the prologues to a stage while the matrix unit multiplies the one before."""
+        scalars = {operand: prologue.load(args, batch) for operand, prologue in self.fused.items()}
+        previous, made = ring.slot, Int32(0)
+        if cutlass.const_expr(self.config.split_k > 1):
+            self.clear(sums)
+        for block in cutlass.range(blocks, unroll=1):
+            cute.arch.mbarrier_wait(barrier(smem, self.full, ring.slot), ring.phase)
+            self.make_operands(smem, ring.slot, made, scalars, args, batch)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            warpgroup.wait_group(0)
+            # All have made their part of this slot, and read the other one.
+            self.meet()
+            if block > 0:
+                self.release(smem, previous, target)
+            warpgroup.fence()
+            for k in cutlass.range_constexpr(self.config.tile_k // K_BYTES):
+                self.multiply(sums, operands, k, ring.slot, True if k or self.config.split_k > 1 else block > 0, made)
+            warpgroup.commit_group()
+            previous, made = ring.slot, made ^ 1
+            ring = self.advanced(ring)
+        warpgroup.wait_group(0)
+        if blocks > 0:
+            self.release(smem, previous, target)
+        self.meet()
+        return ring
+
+    def meet(self) -> None:
+        """A barrier of all consumers of a tile."""
+        cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + self.consumers, number_of_threads=WARPGROUP * self.sharing)
+
+    def make_operands(
+        self,
+        smem: cute.Pointer,
+        slot: Int32,
+        made: Int32,
+        scalars: dict[tuple[str, int], Any],
+        args: Args,
+        batch: Int32,
+    ) -> None:
+        """Apply the prologues to stage ``slot``, into slot ``made``: this thread's part."""
+        thread, threads = cute.arch.thread_idx()[0] - WARPGROUP, WARPGROUP * self.sharing
+        for operand, prologue in self.fused.items():
+            vectors = self.tile_rows(operand[0]) * self.tile_k // prologue.size
+            for first in range(0, vectors, threads):
+                make = self.make_vector if first + threads <= vectors else self.make_last_vector
+                make(smem, operand, slot, made, first + thread, scalars[operand], args, batch)
+
+    @cute.jit
+    def make_last_vector(
+        self,
+        smem: cute.Pointer,
+        operand: cutlass.Constexpr,
+        slot: Int32,
+        made: Int32,
+        vector: Int32,
+        scalars: dict,
+        args: Args,
+        batch: Int32,
+    ):
+        """``make_vector``, if there is such a vector."""
+        if vector < self.tile_rows(operand[0]) * self.tile_k // self.fused[operand].size:
+            self.make_vector(smem, operand, slot, made, vector, scalars, args, batch)
+
+    def make_vector(
+        self,
+        smem: cute.Pointer,
+        operand: tuple[str, int],
+        slot: Int32,
+        made: Int32,
+        vector: Int32,
+        scalars: dict[int, Any],
+        args: Args,
+        batch: Int32,
+    ) -> None:
+        """Apply a prologue to 16 bytes of what the matrix unit reads."""
+        prologue, member, rows = self.fused[operand], self.member(*operand), self.tile_rows(operand[0])
+        size = prologue.size * BITS[member.dtype] // 8
+        raw = (smem + self.rings[operand]).toint() + slot * self.layout.raw_bytes[self.operands.index(operand)]
+        words = cute.make_rmem_tensor(size // 4, cutlass.Uint32)
+        for i, word in enumerate(load_shared(raw + vector * size, size // 4)):
+            words[i] = word
+        elements = cute.recast_tensor(words, ELEMENTS[member.dtype]).load()
+        values = cute.make_rmem_tensor(prologue.size, ELEMENTS[member.mma_dtype])
+        values.store(prologue.apply(args, elements, batch, scalars))
+        lines, extent = (rows, self.tile_k) if member.major == "k" else (self.tile_k, rows)
+        line = vector // (extent // prologue.size)
+        byte = (vector - line * (extent // prologue.size)) * 16
+        place = (smem + self.made[operand]).toint() + made * self.made_bytes(operand)
+        found = cute.recast_tensor(values, cutlass.Uint32)
+        store_shared(place + swizzled(line, byte, lines, self.line_bytes(*operand)), [found[i] for i in range(4)], 32)
+
+    def multiply(
+        self, sums: list[Any], operands: list[Any], k: int, slot: Int32, accumulate: Any, made: Any = None
+    ) -> None:
+        """One K step of a stage, for every gemm; ``made`` is the slot of operands with a prologue."""
         for gemm, (total, (a, b)) in enumerate(zip(sums, operands, strict=True)):
             mma = self.tiled_mma(gemm)
             mma.set(warpgroup.Field.ACCUMULATE, accumulate)
-            cute.gemm(mma, total, a[(None, None, k, slot)], b[(None, None, k, slot)], total)
+            shape = self.program.gemms[gemm]
+            slots = (made if operand in self.fused else slot for operand in (("a", shape.a), ("b", shape.b)))
+            cute.gemm(mma, total, *(held[(None, None, k, at)] for held, at in zip((a, b), slots, strict=True)), total)
 
     def chunk_values(self, sums: cute.Tensor, chunk: int) -> cute.TensorSSA:
         """This thread's sums of one chunk, in the order of the fragment."""
