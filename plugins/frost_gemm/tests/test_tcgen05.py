@@ -312,6 +312,12 @@ def test_parts_of_k_add_up(case):
     exact(run(program, config, device, *shape))
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_parts_never_overtake_each_other(seed):
+    """Three subtiles in each of two tiles, through two slots."""
+    exact(run(plain(), tile(n=96, k=64, split_k=4, stages=2), "B200", 136, 96, 200, seed=seed, schedule="random"))
+
+
 @pytest.mark.L2
 @pytest.mark.parametrize("schedule", ["late", "eager", "random"])
 @pytest.mark.parametrize("case", SPLIT)
