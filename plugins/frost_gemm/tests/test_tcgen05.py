@@ -72,7 +72,7 @@ def test_product_is_exact(case):
 @pytest.mark.parametrize("case", CASES)
 def test_product_is_exact_in_every_schedule(case, schedule):
     device, program, config, shape = CASES[case]
-    for seed in range(1, 6):
+    for seed in (1, 2):
         exact(run(program, config, device, *shape, seed=seed, schedule=schedule))
 
 
@@ -290,7 +290,7 @@ def test_operands_are_made_on_the_way(case):
 @pytest.mark.parametrize("case", PROLOGUES)
 def test_operands_are_made_in_every_schedule(case, schedule):
     device, program, config, expected = PROLOGUES[case]
-    for seed in range(1, 4):
+    for seed in (1, 2):
         found = run(program, config, device, 144, 80, 400, 2, seed=seed, schedule=schedule)
         exact(found, expected(found))
 
@@ -323,7 +323,7 @@ def test_parts_never_overtake_each_other(seed):
 @pytest.mark.parametrize("case", SPLIT)
 def test_parts_of_k_add_up_in_every_schedule(case, schedule):
     device, program, config, shape = SPLIT[case]
-    for seed in range(1, 4):
+    for seed in (1, 2):
         exact(run(program, config, device, *shape, seed=seed, schedule=schedule))
 
 

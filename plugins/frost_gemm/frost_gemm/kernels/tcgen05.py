@@ -1,6 +1,6 @@
 """The GEMM kernel of sm_100a, sm_103a and sm_107a: tcgen05 MMAs into tensor memory, persistent by cluster launch control.
 
-Seven warps of a CTA:
+The warps of a CTA:
 
     warps 0-3  epilogue: tensor memory -> registers -> epilogue program -> shared memory -> TMA, or registers -> global memory
     warp 4     allocates tensor memory; in the leader CTA of every pair, issues the MMAs
@@ -54,7 +54,6 @@ TMEM_ROW = 1 << 16  # the lane is the upper half of a tensor memory address
 LANES = Lanes(row=(), col=(1, 2, 4, 8, 16))  # a lane owns a row
 RESPONSE_BYTES = 16  # PTX ISA, clusterlaunchcontrol.try_cancel
 RESPONSE_OFFSET, TMEM_ADDRESS_OFFSET = 960, 976  # bytes from the start of shared memory; barriers come before
-
 
 Many = tuple[Any, ...]  # atoms or tensors, or None: an empty tuple does not cross the boundary of a kernel
 
@@ -174,7 +173,8 @@ class Tcgen05Kernel:
     def member(self, operand: int) -> Matrix:
         """An operand's row of the program."""
         group, index = self.members[operand]
-        return getattr(self.program, group)[index]
+        found: Matrix = getattr(self.program, group)[index]
+        return found
 
     def cluster_layout(self, mma: cute.TiledMma) -> cute.Layout:
         """Ranks of the cluster's CTAs by (rank in the pair, pair along M, N, 1)."""
