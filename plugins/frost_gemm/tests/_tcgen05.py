@@ -75,6 +75,21 @@ class Run:
         return np.matmul(self.a[a], self.b[b].transpose(0, 2, 1))
 
 
+def recorded(program, config, device, m, n, k, batch=1):
+    """The launches of the host function, without running them; and the layout."""
+    tensors = {}
+    for group, members, rows in (("a", program.a, m), ("b", program.b, n)):
+        for i, member in enumerate(members):
+            tensors[f"{group}{i}"] = torch.zeros((batch, rows, k), dtype=TORCH[member.dtype])
+    for i, store in enumerate(program.stores):
+        tensors[f"store{i}"] = torch.zeros((batch, m, n), dtype=TORCH[store.dtype])
+    block = _block(program, (m, n, k, batch), tensors)
+    launches = ptx_emulator.record(
+        compiled(program, config, device).artifact, block, None, buffers=list(tensors.values())
+    )
+    return launches, plan_layout(program, config, facts(device))
+
+
 def run(program, config, device="B200", m=136, n=72, k=136, batch=1, *, seed=0, schedule="late", low=-3, high=4):
     """Launch ``program`` on random integers of [low, high). A finding of the emulator is an error."""
     rng = np.random.default_rng(seed)

@@ -9,7 +9,7 @@ from frost_gemm.ir import Aux, Gemm, Matrix, Op, Program, Reduction, Ref, Store
 
 pytest.importorskip("cutlass")
 pytest.importorskip("ptx_emulator")
-from _tcgen05 import plain, run, tile
+from _tcgen05 import plain, recorded, run, tile
 
 ACC, VAL, AUX = (lambda i, kind=kind: Ref(kind, i) for kind in ("acc", "val", "aux"))
 PAIR = tile(n=128, pair=True)
@@ -88,6 +88,21 @@ RACY = {
 def test_short_rings_are_free_of_races(config, seed):
     """Two stages, more steps than stages, more tiles than accumulators."""
     exact(run(plain(), config, "B200", 600, 136, 264, seed=seed, schedule="random"))
+
+
+@pytest.mark.parametrize(
+    ("config", "grid", "cluster"),
+    [
+        (tile(n=128), (5 * 3 * 2, 1, 1), (1, 1, 1)),
+        (tile(n=64, pair=True, cluster_n=2), (2 * 3 * 3 * 2, 2, 1), (2, 2, 1)),
+        (tile(n=32, k=64, cluster_m=2, split_k=2), (2 * 3 * 10 * 2, 1, 2), (2, 1, 2)),
+    ],
+    ids=["alone", "pairs", "parts"],
+)
+def test_launch_has_the_layout_s_memory_and_a_cluster_for_every_tile(config, grid, cluster):
+    (launch,), layout = recorded(plain(), config, "B200", 600, 300, 72, 2)
+    assert launch.dynamic_smem == layout.shared_bytes
+    assert (launch.grid, launch.cluster, launch.block) == (grid, cluster, (layout.threads, 1, 1))
 
 
 def test_one_cluster_takes_over_the_tiles_of_clusters_that_have_not_begun():
