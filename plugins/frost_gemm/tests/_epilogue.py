@@ -5,7 +5,7 @@ them: "wgmma" (a thread has rows r and r + 8, and pairs of columns) or "tcgen05"
 """
 
 import os
-from types import SimpleNamespace
+import tempfile
 
 os.environ.setdefault("CUTE_DSL_NO_CACHE", "1")
 
@@ -80,10 +80,18 @@ class Drain:
         return values.load()
 
 
+def compile_host(host, arch):
+    """The compiled host function ``host(words, stream)``, with its PTX."""
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # the compiler writes PTX under a name that another process may use too
+        options = f"--gpu-arch {arch} --keep-ptx --enable-tvm-ffi --dump-dir {folder}"
+        return cute.compile(host, Int64(0), make_fake_stream(), options=options)
+
+
 def compiled(program, pattern, width=16):
     """The compiled drain of a program."""
-    options = f"--gpu-arch {ARCHS[pattern]} --keep-ptx --enable-tvm-ffi"
-    return cute.compile(Drain(program, pattern, width).host, Int64(0), make_fake_stream(), options=options)
+    return compile_host(Drain(program, pattern, width).host, ARCHS[pattern])
 
 
 def block(program, shape, operands):
@@ -121,7 +129,3 @@ def strided(array, major="n"):
     if major == "m":
         return np.ascontiguousarray(array.transpose(0, 2, 1)), (1, rows, rows * cols)
     return np.ascontiguousarray(array), (cols, 1, rows * cols)
-
-
-def shape_of(array):
-    return SimpleNamespace(m=array.shape[1], n=array.shape[2], l=array.shape[0])

@@ -8,9 +8,8 @@ import pytest
 pytest.importorskip("cutlass.cute", reason="needs nvidia-cutlass-dsl")
 
 import cuda.bindings.driver as cuda
-from _epilogue import block
+from _epilogue import block, compile_host
 from cutlass import Int32, Int64, cute
-from cutlass.cute.runtime import make_fake_stream
 from frost_gemm.ir import Aux, Gemm, Matrix, Program, Reduction, Ref, Store, argument_words
 from frost_gemm.kernels.args import ELEMENTS, Args, matrix, output, unpack
 from ptx_emulator import launch
@@ -84,9 +83,7 @@ def tensor_words(name, index, tensor):
 @pytest.fixture(scope="module")
 def echoed():
     echo = Echo()
-    function = cute.compile(
-        echo.host, Int64(0), make_fake_stream(), options="--gpu-arch sm_90a --keep-ptx --enable-tvm-ffi"
-    )
+    function = compile_host(echo.host, "sm_90a")
     memory, out = np.zeros(64, np.uint8), np.zeros((3, 24, 40), np.int32)
     operands = {}
     for place, word in enumerate(argument_words(PROGRAM)):
