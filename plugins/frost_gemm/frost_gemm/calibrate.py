@@ -1,8 +1,8 @@
 """Fits the cost model to measurements, and takes them: ``python -m frost_gemm.calibrate RESULTS.json [--measure] [--write]``.
 
 ``--measure`` times what the engine of the GPU at hand proposes for a sweep of shapes, and writes RESULTS.json; needs torch. Without it
-RESULTS.json is read and the coefficients (``select.Coefficients``) are fitted to it. ``--write`` stores them in the package:
-``calibration/smXX.json``, which ``select`` reads, and the error of the estimates in ``calibration/errors.json``, which cudnn_core reads.
+RESULTS.json is read and the coefficients (``model.Coefficients``) are fitted to it. ``--write`` stores them in the package:
+``calibration/smXX.json``, which ``model`` reads, and the error of the estimates in ``calibration/errors.json``, which cudnn_core reads.
 
 RESULTS.json: ``{"device": DeviceInfo.to_dict(), "samples": [{"work": {...}, "shape": [m, n, k, l], "config": {...}, "us": 12.3}]}``.
 """
@@ -25,13 +25,17 @@ from cudnn_core import DeviceInfo
 
 from .config import TileConfig
 from .facts import ArchFacts, arch_facts
-from .select import CALIBRATION, Coefficients, Shape, Work, coefficients, machine, predict_us, work
+from .model import CALIBRATION, Coefficients, Model, Shape, Work, coefficients, machine, work
 
 __all__ = ["Fit", "Sample", "fit", "main", "samples_of"]
 
 # Steps of the search, as factors of a coefficient; each round tries every coefficient up and down.
-STEPS = (1.5, 1.2, 1.08, 1.03, 1.01)
-ROUNDS = 8
+STEPS = (2.0, 1.5, 1.2, 1.08, 1.03, 1.01)
+ROUNDS = 10
+NEAR = 1.3
+WEIGHT = (
+    3  # a sample counts by (quickest time of its problem / its time) to this power: the quick ones are what matters
+)
 HELD_OUT = 3  # every third problem is not fitted to: the stated error is of those
 
 
@@ -49,7 +53,8 @@ class Sample(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """p90_error  90th percentile of |estimate / time - 1| of the problems that were not fitted to
+    """p90_error  90th percentile of |estimate / time - 1| of the problems that were not fitted to, over the configurations that are
+               at most NEAR times slower than the quickest: what is estimated for a ranking is one of those
     regret     mean of (time of the configuration that the model picks) / (time of the quickest), over all problems"""
 
     coefficients: Coefficients
@@ -65,20 +70,48 @@ def samples_of(document: dict[str, Any]) -> list[Sample]:
 
 
 def fit(samples: Sequence[Sample], device: DeviceInfo, start: Coefficients | None = None) -> Fit:
-    """Coordinate descent on the mean squared logarithm of estimate / time. Raises ValueError for fewer than three problems."""
+    """The coefficients that all samples give, with the error that a fit without every third problem makes on those.
+
+    Raises ValueError for fewer than three problems.
+    """
     facts = _facts(device)
     problems = list(dict.fromkeys(sample.problem for sample in samples))
     if len(problems) < HELD_OUT:
         raise ValueError(f"{len(problems)} problems are too few to fit to: {HELD_OUT} at least")
+    quickest: dict[tuple[Work, Shape], float] = {}
+    for sample in samples:
+        quickest[sample.problem] = min(sample.us, quickest.get(sample.problem, sample.us))
+    start = start or coefficients(facts.target, facts.mma)
+
     held = set(problems[HELD_OUT - 1 :: HELD_OUT])
-    seen = [sample for sample in samples if sample.problem not in held]
+    blind = _descend([sample for sample in samples if sample.problem not in held], quickest, device, facts, start)
+    errors = sorted(
+        abs(estimate / sample.us - 1)
+        for sample, estimate in _estimates(samples, device, facts, blind)
+        if sample.problem in held and sample.us <= NEAR * quickest[sample.problem]
+    )
+    best = _descend(samples, quickest, device, facts, start)
+    return Fit(
+        _rounded(best), errors[min(len(errors) - 1, int(0.9 * len(errors)))], _regret(samples, device, facts, best)
+    )
+
+
+def _descend(
+    samples: Sequence[Sample],
+    quickest: dict[tuple[Work, Shape], float],
+    device: DeviceInfo,
+    facts: ArchFacts,
+    best: Coefficients,
+) -> Coefficients:
+    """Coordinate descent on the weighted mean of squared logarithms of estimate / time."""
+    weights = [(quickest[sample.problem] / sample.us) ** WEIGHT for sample in samples]
 
     def loss(c: Coefficients) -> float:
-        return statistics.fmean(
-            math.log(estimate / sample.us) ** 2 for sample, estimate in _estimates(seen, device, facts, c)
-        )
+        if max(c.tensor, c.promote, c.dram) > 1:  # shares of a rate
+            return math.inf
+        estimates = _estimates(samples, device, facts, c)
+        return statistics.fmean((math.log(estimate / sample.us) ** 2 for sample, estimate in estimates), weights)
 
-    best = start or coefficients(facts.target, facts.mma)
     least = loss(best)
     for step in STEPS:
         for _ in range(ROUNDS):
@@ -91,14 +124,7 @@ def fit(samples: Sequence[Sample], device: DeviceInfo, start: Coefficients | Non
                         best, least = changed, value
             if least > before * 0.999:
                 break
-    errors = sorted(
-        abs(estimate / sample.us - 1)
-        for sample, estimate in _estimates(samples, device, facts, best)
-        if sample.problem in held
-    )
-    return Fit(
-        _rounded(best), errors[min(len(errors) - 1, int(0.9 * len(errors)))], _regret(samples, device, facts, best)
-    )
+    return best
 
 
 def _estimates(
@@ -106,7 +132,7 @@ def _estimates(
 ) -> Iterator[tuple[Sample, float]]:
     gpu = machine(device, facts, c)
     for sample in samples:
-        yield sample, predict_us(sample.work, sample.shape, sample.config, gpu, c)
+        yield sample, Model(sample.work, sample.shape, gpu, c).us(sample.config)
 
 
 def _regret(samples: Sequence[Sample], device: DeviceInfo, facts: ArchFacts, c: Coefficients) -> float:

@@ -17,8 +17,9 @@ from .facts import ArchFacts, arch_facts
 from .launch import broken, layout_words, rules
 from .layout import LayoutError, plan_layout
 from .lower import Lowered, lower, transposed_bytes
+from .model import Model, Shape, coefficients, machine, work
 from .ops import REDUCTIONS
-from .select import Shape, choose, coefficients, machine, predict_us, work
+from .select import choose
 
 if TYPE_CHECKING:
     from cudnn_core import CompiledPlan, DeviceInfo, ExecutionContext, FrozenGraph
@@ -55,7 +56,7 @@ class _Gemm:
         c = coefficients(facts.target, facts.mma)
         shape = _shape(graph, lowered.binding)
         gpu = machine(ctx.device, facts, c)
-        us = predict_us(work(lowered.program), shape, TileConfig.from_knobs(config.knobs), gpu, c)
+        us = Model(work(lowered.program), shape, gpu, c).us(TileConfig.from_knobs(config.knobs))
         calibrated = Path(__file__).with_name("calibration").joinpath("errors.json").is_file()
         return Estimate(us, "model", ERRORS) if calibrated else Estimate(us)
 

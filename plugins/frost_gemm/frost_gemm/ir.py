@@ -13,7 +13,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-__all__ = ["Aux", "Gemm", "Matrix", "Op", "Program", "Reduction", "Ref", "Store", "TENSOR_WORDS", "argument_words"]
+__all__ = ["TENSOR_WORDS", "Aux", "Gemm", "Matrix", "Op", "Program", "Reduction", "Ref", "Store", "argument_words"]
 
 
 class Ref(NamedTuple):
@@ -132,7 +132,12 @@ class Program:
         kinds = {"row": "col", "col": "row"}
         axes = str.maketrans("mn", "nm")
         ops = tuple(
-            replace(op, attrs=tuple((k, _swapped_axis(v) if op.name == "gen_index" and k == "axis" else v) for k, v in op.attrs))
+            replace(
+                op,
+                attrs=tuple(
+                    (k, _swapped_axis(v) if op.name == "gen_index" and k == "axis" else v) for k, v in op.attrs
+                ),
+            )
             for op in self.ops
         )
         return replace(
@@ -162,7 +167,13 @@ TENSOR_WORDS = ("address", "row", "col", "batch")
 def argument_words(program: Program) -> dict[str, int]:
     """The index of every word: "m", "n", "k", "l", "workspace", then "a0.address", "a0.row", ... for a, b, aux, store, reduction."""
     words = list(PROBLEM_WORDS)
-    groups = {"a": program.a, "b": program.b, "aux": program.aux, "store": program.stores, "reduction": program.reductions}
+    groups = {
+        "a": program.a,
+        "b": program.b,
+        "aux": program.aux,
+        "store": program.stores,
+        "reduction": program.reductions,
+    }
     for group, members in groups.items():
         words += [f"{group}{i}.{word}" for i in range(len(members)) for word in TENSOR_WORDS]
     return {word: index for index, word in enumerate(words)}

@@ -6,12 +6,13 @@ import itertools
 from dataclasses import fields, replace
 
 import pytest
-from frost_gemm import select
+from frost_gemm import model
 from frost_gemm.config import TileConfig
 from frost_gemm.facts import arch_facts
 from frost_gemm.ir import Aux, Gemm, Matrix, Op, Program, Reduction, Ref, Store
 from frost_gemm.layout import LayoutError, plan_layout
-from frost_gemm.select import Coefficients, Shape, choose, machine, predict_us, work
+from frost_gemm.model import Coefficients, Model, Shape, machine, work
+from frost_gemm.select import choose
 
 from cudnn_core import DeviceInfo
 
@@ -151,7 +152,7 @@ def test_predictions_are_of_the_order_of_what_libraries_measure():
 def _predict(config, shape, device="H200", prog=None, **coefficients):
     info = DeviceInfo.preset(device)
     c = replace(Coefficients(), **coefficients)
-    return predict_us(work(prog or program()), Shape(*shape), config, machine(info, arch_facts(info), c), c)
+    return Model(work(prog or program()), Shape(*shape), machine(info, arch_facts(info), c), c).us(config)
 
 
 def test_a_second_wave_costs_a_second_time():
@@ -196,17 +197,17 @@ def test_every_coefficient_matters(name):
 
     def times(c):
         gpu = machine(info, arch_facts(info), c)
-        return [predict_us(work(kw.get("prog") or program()), Shape(*shape), cfg, gpu, c) for cfg, shape, kw in cases]
+        return [Model(work(kw.get("prog") or program()), Shape(*shape), gpu, c).us(cfg) for cfg, shape, kw in cases]
 
     assert times(Coefficients()) != times(replace(Coefficients(), **{name: value * 0.5}))
 
 
 def test_a_calibration_file_replaces_the_defaults(tmp_path, monkeypatch):
     (tmp_path / "sm90.json").write_text('{"coefficients": {"launch_us": 42.0}}')
-    monkeypatch.setattr(select, "CALIBRATION", tmp_path)
-    read = select.coefficients.__wrapped__
+    monkeypatch.setattr(model, "CALIBRATION", tmp_path)
+    read = model.coefficients.__wrapped__
     assert read("sm_90a", "wgmma") == replace(Coefficients(), launch_us=42.0)
-    assert read("sm_100a", "tcgen05") == select._DEFAULTS["tcgen05"]
+    assert read("sm_100a", "tcgen05") == model._DEFAULTS["tcgen05"]
 
 
 def test_a_choice_takes_less_than_a_millisecond_or_so():
