@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,7 +111,8 @@ def _descend(
         if max(c.tensor, c.promote, c.dram) > 1:  # shares of a rate
             return math.inf
         estimates = _estimates(samples, device, facts, c)
-        return statistics.fmean((math.log(estimate / sample.us) ** 2 for sample, estimate in estimates), weights)
+        squares = [math.log(estimate / sample.us) ** 2 for sample, estimate in estimates]
+        return float(sum(map(mul, weights, squares)) / sum(weights))
 
     least = loss(best)
     for step in STEPS:

@@ -20,7 +20,7 @@ class Ref(NamedTuple):
     """A value: ``acc`` i is gemm i's accumulator rounded to the gemm's dtype, ``val`` i is op i's result, ``aux`` i is aux i."""
 
     kind: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
 
 
 @dataclass(frozen=True)

@@ -274,7 +274,7 @@ class Model:
 
 def _together(*times: float) -> float:
     """The time of things that overlap: the longest, and more where others are nearly as long."""
-    return sum([time**OVERLAP for time in times]) ** (1 / OVERLAP)  # a list: a generator takes twice as long
+    return float(sum([time**OVERLAP for time in times]) ** (1 / OVERLAP))  # a list: a generator takes twice as long
 
 
 def half_stages(what: Work, config: TileConfig) -> int:

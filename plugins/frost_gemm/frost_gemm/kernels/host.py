@@ -4,6 +4,8 @@ A compiled host function loads its GPU code when it is first called. That must n
 it with address 0 when they are bound. Imported by ``compile``.
 """
 
+from typing import Any
+
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int64
@@ -14,7 +16,7 @@ __all__ = ["Host"]
 class Host:
     """``kernel.host(words, stream)``, unless ``words`` is 0."""
 
-    def __init__(self, kernel: object) -> None:
+    def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
 
     @cute.jit
