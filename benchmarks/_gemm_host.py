@@ -33,11 +33,20 @@ def host_rows(bind: Callable[[Any, Setup], Callable[[int], object]]) -> Iterator
     address, where = workspace.data_ptr(), stream.cuda_stream
     run(pointers, address, where)
     torch.cuda.synchronize()
+    bare = _bare_launch(lambda s: run(pointers, address, s), where)
+    y = setup.sets[0]["y"]
+    expected = y.clone()
+    y.zero_()
+    torch.cuda.synchronize()
+    bare()
+    torch.cuda.synchronize()
+    if not torch.equal(y, expected):
+        raise RuntimeError("the bare launch does not compute what the plan does")
     a, b, out = (setup.sets[0][name][0] for name in ("x", "w", "y"))
     times = host_times(
         {
             "run": lambda: run(pointers, address, where),
-            "driver": _bare_launch(lambda s: run(pointers, address, s), where),
+            "driver": bare,
             "mm": lambda: torch.mm(a, b, out=out),
         }
     )
@@ -72,17 +81,22 @@ def _bare_launch(capture: Callable[[int], object], stream: int) -> Callable[[], 
     config.gridDimX, config.gridDimY, config.gridDimZ = params.gridDimX, params.gridDimY, params.gridDimZ
     config.blockDimX, config.blockDimY, config.blockDimZ = params.blockDimX, params.blockDimY, params.blockDimZ
     config.sharedMemBytes, config.hStream = params.sharedMemBytes, driver.CUstream(stream)
-    wanted = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    value = checked(driver.cuGraphKernelNodeGetAttribute(kernels[0], wanted))
-    if value.clusterDim.x:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id, attribute.value = wanted, value
-        config.attrs, config.numAttrs = [attribute], 1
+    ids = driver.CUlaunchAttributeID
+    cluster = driver.CUlaunchAttribute()
+    cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    cluster.value = checked(driver.cuGraphKernelNodeGetAttribute(kernels[0], cluster.id))
+    dependent = driver.CUlaunchAttribute()
+    dependent.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    dependent.value.programmaticStreamSerializationAllowed = 1
+    config.attrs = [cluster, dependent] if cluster.value.clusterDim.x else [dependent]
+    config.numAttrs = len(config.attrs)
     function, arguments = params.func, params.kernelParams
+    success = driver.CUresult.CUDA_SUCCESS
 
     def launch() -> None:
-        driver.cuLaunchKernelEx(config, function, arguments, 0)
+        (status,) = driver.cuLaunchKernelEx(config, function, arguments, 0)
+        if status != success:
+            raise RuntimeError(f"driver: {status}")
 
     launch.graph = graph  # type: ignore[attr-defined]  # owns the parameters
-    checked((driver.cuLaunchKernelEx(config, function, arguments, 0)[0], None))
     return launch
