@@ -247,24 +247,31 @@ def _check_wgmma_tile(program: Program, config: TileConfig, facts: ArchFacts) ->
     s8 = program.accumulate == "int32" and config.tile_n not in (8, 24) and config.tile_n % 16 != 0
     _require(not s8, "knob.domain", "knob:tile_n", "8, 24 or a multiple of 16", config.tile_n)
     _require(config.tile_k in (32, 64, 128, 256), "knob.domain", "knob:tile_k", [32, 64, 128, 256], config.tile_k)
-    for name in ("cluster_m", "cluster_n", "split_k"):
-        _require(getattr(config, name) > 0, "knob.domain", f"knob:{name}", "at least 1", getattr(config, name))
+    for name in ("cluster_m", "cluster_n"):
+        value = getattr(config, name)
+        _require(value > 0 and value & (value - 1) == 0, "knob.domain", f"knob:{name}", "a power of two", value)
+    _require(config.split_k > 0, "knob.domain", "knob:split_k", "at least 1", config.split_k)
     _require(
         config.cluster <= facts.max_cluster, "knob.domain", "cluster", {"at most": facts.max_cluster}, config.cluster
     )
-    # A CTA loads its share of a tile that the cluster shares: whole swizzle patterns of 8 rows.
-    for name, size, sharers in (
-        ("tile_m", config.tile_m, config.cluster_n),
-        ("tile_n", config.tile_n, config.cluster_m),
+    # A CTA loads its share of a tile that the cluster shares: whole swizzle patterns of 8 rows, or of 8 columns of K.
+    columns = config.tile_k * 8 // BITS[program.a[0].mma_dtype]
+    for name, rows, sharers, matrices in (
+        ("tile_m", config.tile_m, config.cluster_n, program.a),
+        ("tile_n", config.tile_n, config.cluster_m, program.b),
     ):
-        _require(size % (8 * sharers) == 0, "knob.domain", f"knob:{name}", {"multiple_of": 8 * sharers}, size)
+        _require(rows % (8 * sharers) == 0, "knob.domain", f"knob:{name}", {"multiple_of": 8 * sharers}, rows)
+        shared = columns % (8 * sharers) == 0 or all(m.major == "k" for m in matrices)
+        _require(shared, "knob.domain", "knob:tile_k", {"multiple_of": 8 * sharers}, columns)
     # Larger clusters are launched one for each tile: there is nothing to take turns at.
     alternating = config.schedule == "pingpong" and config.cluster > 2
     _require(not alternating, "knob.domain", "knob:schedule", "cooperative in clusters of more than 2", config.schedule)
     for group, rows in (("A", config.tile_m), ("B", config.tile_n)):
         for i, matrix in enumerate(program.a if group == "A" else program.b):
             if matrix.prologue:
-                _require(config.schedule == "cooperative", "knob.domain", "knob:schedule", "cooperative", config.schedule)
+                _require(
+                    config.schedule == "cooperative", "knob.domain", "knob:schedule", "cooperative", config.schedule
+                )
                 extent = rows if matrix.major == "mn" else config.tile_k * 8 // BITS[matrix.mma_dtype]
                 line = extent * BITS[matrix.dtype] // 8  # of a TMA box without swizzle
                 _require(line % TMA_ALIGNMENT == 0, "knob.domain", f"{group}{i}", {"multiple_of": TMA_ALIGNMENT}, line)
@@ -284,15 +291,9 @@ def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> Ker
     _check_tcgen05_program(program, facts)
     _check_tcgen05_tile(program, config, facts)
     epi_n = 32 if config.tile_n % 32 == 0 else 16
-    columns = len(program.gemms) * config.tile_n
-    _require(
-        columns <= _TCGEN05_COLUMNS,
-        "knob.domain",
-        "knob:tile_n",
-        f"{_TCGEN05_COLUMNS} columns of tensor memory",
-        columns,
-    )
-    acc_stages = 2 if 2 * columns <= _TCGEN05_COLUMNS else 1
+    columns, room = len(program.gemms) * config.tile_n, min(facts.tmem_columns, _TCGEN05_COLUMNS)
+    _require(columns <= room, "knob.domain", "knob:tile_n", f"{room} columns of tensor memory", columns)
+    acc_stages = 2 if 2 * columns <= room else 1
 
     modes = tuple(_tcgen05_store_mode(store.major, store.alignment) for store in program.stores)
     staged = [BITS[s.dtype] // 8 for s, mode in zip(program.stores, modes, strict=True) if mode == "tma"]

@@ -229,6 +229,8 @@ def test_epilogues_that_compute_drain_fewer_columns():
         (program(), TileConfig(schedule="static"), ("knob.domain", "knob:schedule")),
         (program(), TileConfig(64, 64, cluster_m=4, cluster_n=4), ("knob.domain", "cluster")),
         (program(), TileConfig(64, 24, cluster_m=2), ("knob.domain", "knob:tile_n")),
+        (program(), TileConfig(192, 192, cluster_m=3), ("knob.domain", "knob:cluster_m")),
+        (program(b_major="mn"), TileConfig(64, 64, tile_k=32, cluster_m=4), ("knob.domain", "knob:tile_k")),
         (program(), TileConfig(split_k=0), ("knob.domain", "knob:split_k")),
         (program(), TileConfig(64, 64, split_k=2, schedule="pingpong"), ("knob.domain", "knob:split_k")),
         (program(), TileConfig(64, 64, cluster_m=4, schedule="pingpong"), ("knob.domain", "knob:schedule")),
