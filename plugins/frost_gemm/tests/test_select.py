@@ -14,6 +14,7 @@ from frost_gemm.layout import LayoutError, plan_layout
 from frost_gemm.model import Coefficients, Model, Shape, machine, work
 from frost_gemm.select import choose
 
+import cudnn_core
 from cudnn_core import DeviceInfo
 
 DEVICES = ("H200", "B200", "B300", "R200")
@@ -60,6 +61,13 @@ def supported(prog, device):
     return arch_facts(DeviceInfo.preset(device)).int8 or prog.accumulate != "int32"
 
 
+def _outside(config, device):
+    """Knobs of a pick that the manifest does not admit: the core would decline the engine for them."""
+    engine = "sm90_wgmma" if device == "H200" else "sm100_tcgen05"
+    knobs = cudnn_core.registry().get(f"frost_gemm:{engine}").spec.knobs
+    return [str(decline) for name, knob in knobs.items() if (decline := knob.decline(getattr(config, name)))]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_pick_passes_its_own_gates_whatever_the_sizes(name, device):
@@ -79,6 +87,7 @@ def test_every_pick_passes_its_own_gates_whatever_the_sizes(name, device):
         assert [choice.us for choice in found] == sorted(choice.us for choice in found)
         assert len({choice.config for choice in found}) == len(found)
         for config, layout, _ in found:
+            assert _outside(config, device) == []
             seen = prog.swapped() if config.swap_ab else prog
             assert plan_layout(seen, config, facts) == layout
             assert layout.shared_bytes <= facts.shared_bytes
