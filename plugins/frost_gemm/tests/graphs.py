@@ -35,3 +35,17 @@ def bias_relu(*args, **fields):
     y = g.relu(g.add(c, bias))
     y.set_output(True).set_name("Y").set_data_type("bfloat16")
     return g
+
+
+def dequantised(stored="int8", m=24, n=40, k=64, a_op="", b_k_major=True):
+    """A B, where B is ``stored`` in memory and scaled on its way, and ``a_op`` is applied to A."""
+    g = cudnn_core.Graph(io_data_type="bfloat16", intermediate_data_type="float32", compute_data_type="float32")
+    a = g.tensor(dim=(1, m, k), name="A")
+    if a_op:
+        a = g.identity(getattr(g, a_op)(a)).set_data_type("bfloat16")
+    stride = (n * k, 1, k) if b_k_major else None
+    b = g.tensor(dim=(1, k, n), stride=stride, name="B", data_type=stored)
+    scale = g.tensor(dim=(1, 1, 1), name="scale", data_type="float32")
+    c = g.matmul(A=a, B=g.mul(b, scale).set_data_type("bfloat16"))
+    c.set_output(True).set_name("C").set_data_type("float32")
+    return g

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from graphs import bias_relu, matmul, plain
+from graphs import bias_relu, dequantised, matmul, plain
 
 import cudnn_core
 from cudnn_core._cli import main
@@ -117,6 +117,8 @@ GRAPHS = {
     "float16 row-major B": lambda: plain("float16", m=24, n=40, k=72, b_k_major=False),
     "column-major A and C": lambda: plain(m=24, n=40, k=72, a_stride=(24 * 72, 1, 24), c_stride=(24 * 40, 1, 24)),
     "batch of three": lambda: bias_relu(m=24, n=40, k=72, batch=3),
+    "int8 weights with a scale": dequantised,
+    "fp8 weights by columns, relu of A": lambda: dequantised("fp8_e4m3", n=48, a_op="relu", b_k_major=False),
     "padded output": lambda: plain(m=24, n=40, k=72, c_stride=(24 * 41, 41, 1)),
 }
 

@@ -10,7 +10,7 @@ import itertools
 import threading
 
 import pytest
-from graphs import bias_relu, matmul, plain
+from graphs import bias_relu, dequantised, matmul, plain
 
 import cudnn_core
 from cudnn_core import DeviceInfo, Dim, ExecutionError, Plan
@@ -145,6 +145,17 @@ def test_batches_and_what_they_share(a, b):
     c = g.matmul(g.tensor(dim=(a, 40, 64), name="A"), g.tensor(dim=(b, 64, 72), name="B"))
     c.set_output(True).set_name("C").set_data_type("float32")
     check(planned(g), lambda v: {"C": product(v)})
+
+
+@pytest.mark.parametrize("stored", ["int8", "fp8_e4m3", "bfloat16"])
+@pytest.mark.parametrize(("a_op", "b_k_major"), [("", True), ("", False), ("relu", True), ("abs", False)])
+def test_operands_are_converted_on_their_way(stored, a_op, b_k_major):
+    plan = planned(dequantised(stored, m=72, n=144, k=208, a_op=a_op, b_k_major=b_k_major))
+    values = operands(plan)
+    values["scale"].fill_(0.5)  # exact in bfloat16, as are all products
+    plan.execute(values)
+    a = {"": lambda x: x, "relu": torch.relu, "abs": torch.abs}[a_op](values["A"].double())
+    equal(values["C"], a @ (0.5 * values["B"].double()))
 
 
 def _epilogue(build, m=72, n=136, k=64, **fields):
