@@ -291,9 +291,9 @@ def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> Ker
     _check_tcgen05_program(program, facts)
     _check_tcgen05_tile(program, config, facts)
     epi_n = 32 if config.tile_n % 32 == 0 else 16
-    columns, room = len(program.gemms) * config.tile_n, min(facts.tmem_columns, _TCGEN05_COLUMNS)
-    _require(columns <= room, "knob.domain", "knob:tile_n", f"{room} columns of tensor memory", columns)
-    acc_stages = 2 if 2 * columns <= room else 1
+    columns, limit = len(program.gemms) * config.tile_n, min(facts.tmem_columns, _TCGEN05_COLUMNS)
+    _require(columns <= limit, "knob.domain", "knob:tile_n", f"{limit} columns of tensor memory", columns)
+    acc_stages = 2 if 2 * columns <= limit else 1
 
     modes = tuple(_tcgen05_store_mode(store.major, store.alignment) for store in program.stores)
     staged = [BITS[s.dtype] // 8 for s, mode in zip(program.stores, modes, strict=True) if mode == "tma"]
