@@ -3,9 +3,9 @@
 The layout of the first 64 bytes was measured: 1,095 maps of an H200's driver (tiled and im2col) decode to the arguments
 they were made from, and `encode_tensor_map` gives the same 64 bytes (tests/data/h200_tensor_maps.json.xz). The driver
 also fills bytes 64-75 with hints; a map that a compiled host function packs leaves them undefined, so they are ignored.
-Type code 11 (packed u4), the swizzle atom (bits 19-20) and bit 1, which is set there and ignored here, were seen in
-maps that CuTe DSL's compiled sm_100 host code packs, and so was code 13 (padded u6). Inferred: code 12 (padded u4, which
-the driver refuses for an H200) and the atom codes 2 and 3.
+Type codes 11 (packed u4), 12 and 13 (padded u4 and u6, which the driver refuses for an H200), the swizzle atom (bits
+19-20) and bit 1, which is set there and ignored here, were seen in maps that CuTe DSL's compiled sm_100 host code packs.
+Inferred: the atom codes 2 and 3.
 Limits: CUDA driver API, cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col; PTX ISA 5.5.
 """
 
