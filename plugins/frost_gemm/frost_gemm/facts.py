@@ -62,7 +62,9 @@ _ROWS = {
     90: _Row("wgmma", 227 * KIB),
     100: _Row("tcgen05", 227 * KIB, 512, launch_control=True, max_cluster=16),
     103: _Row("tcgen05", 227 * KIB, 512, launch_control=True, int8=False, max_cluster=16),
-    107: _Row("tcgen05", 227 * KIB, 576, fp8_k_bytes=64, b_collector=True, launch_control=True, int8=False, max_cluster=16),
+    107: _Row(
+        "tcgen05", 227 * KIB, 576, fp8_k_bytes=64, b_collector=True, launch_control=True, int8=False, max_cluster=16
+    ),
 }
 
 
@@ -74,7 +76,9 @@ def arch_facts(device: DeviceInfo) -> ArchFacts | None:
     row = _ROWS.get(device.sm_version)
     if row is None:
         return None
-    shared = max(device.shared_memory_per_block_optin or row.shared_bytes, device.oversized_shared_memory_per_block or 0)
+    shared = max(
+        device.shared_memory_per_block_optin or row.shared_bytes, device.oversized_shared_memory_per_block or 0
+    )
     return ArchFacts(
         target=f"sm_{device.sm_version}a",
         mma=row.mma,
