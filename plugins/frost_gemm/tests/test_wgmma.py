@@ -248,7 +248,6 @@ def test_computed_operands_stay_in_registers():
 
 INSTRUCTIONS = {
     "a CTA alone": (plain(), tile(), r"cp\.async\.bulk\.tensor\.3d\.shared::cta\.global", r"multicast|mapa|barrier\.cluster"),
-    "operand read once": (plain(), tile(), r"cp\.async\.bulk\.prefetch\.tensor", r"multicast"),
     "cluster": (plain(), tile(cluster_m=2), r"multicast::cluster", r"ld\.shared::cluster"),
     "split": (plain(), tile(split_k=2), r"ld\.shared::cluster", r"multicast"),
     "16-bit outputs": (plain(out="bfloat16"), tile(), r"stmatrix.*\.x4\.shared", r"\.trans"),

@@ -22,8 +22,8 @@ Split K: the CTAs of a cluster along z share the K blocks of a tile. Each leaves
 up, in the order of their ranks, and finishes every split_k-th subtile. A thread reads only what threads of its own number wrote.
 Where no multicast comes in, the sums lie over the ring, and the loader holds the next tile back until they have been read.
 
-Launch: dependent launches may begin as soon as every CTA has; nothing but prefetches comes before griddepcontrol.wait. An operand that
-is read once is fetched into L2 a whole ring ahead of its load. Two CTAs of a small kernel share an SM where their rings are short.
+Launch: dependent launches may begin as soon as every CTA has; nothing but prefetches comes before griddepcontrol.wait. Two CTAs
+of a small kernel share an SM where their rings are short.
 
 References: PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "Distributed shared memory", "griddepcontrol".
 """
@@ -68,8 +68,6 @@ WARPGROUP = 128
 WARPS = 4  # of a warpgroup
 ROWS = 64  # of one wgmma
 K_BYTES = 32  # of one wgmma
-# Of an operand that is read once, in flight from memory: 132 SMs of an H200 reach 95 % of its bandwidth with 176 KiB each, 80 % with 64.
-AHEAD_BYTES = 160 * 1024
 PROMOTED_K_BYTES = 128  # summed by the matrix unit between two additions in float32
 LOADER_WARP = 0
 EPILOGUE_BARRIER = 1  # hardware barriers 1, 2, 3: one for each consumer
@@ -395,21 +393,9 @@ class WgmmaKernel:
             for i, (load, operand) in enumerate(zip(loads, operands, strict=True))
         ]
         masks = {group: self.multicast_mask(group) for group in groups}
-        # What is read once comes from memory, not from L2: it is fetched into L2 ahead of its load, which keeps more bytes in flight
-        # than shared memory holds. Before the kernel ahead has ended, too: L2 sees what that one writes.
-        once = {"a": tiles.tiles_n == 1, "b": tiles.tiles_m == 1}
-        m, n, batch = tile
-        if number < tiles.tiles:
-            at = {"a": m * self.config.cluster_m + x, "b": n * self.config.cluster_n + y}
-            for group in groups:
-                if once[group]:
-                    for block in cutlass.range(
-                        first_block, cutlass.min(self.ahead(group), blocks) + first_block, unroll=1
-                    ):
-                        self.prefetch(plans, group, at, block, batch)
         cute.arch.griddepcontrol_wait()
-
         ring, taken = Ring(Int32(0), Int32(0)), Int32(0)
+        m, n, batch = tile
         while number < tiles.tiles:
             at = {"a": m * self.config.cluster_m + x, "b": n * self.config.cluster_n + y}
             for block in cutlass.range(first_block, first_block + blocks, unroll=1):
@@ -425,9 +411,6 @@ class WgmmaKernel:
                         tma_bar_ptr=full,
                         mcast_mask=masks[group],
                     )
-                for group in groups:
-                    if once[group] & (block + self.ahead(group) < first_block + blocks):
-                        self.prefetch(plans, group, at, block + self.ahead(group), batch)
                 ring = self.advanced(ring)
             if cutlass.const_expr(self.layout.partials_in_ring):
                 for worker in cutlass.range_constexpr(self.consumers):
@@ -438,21 +421,6 @@ class WgmmaKernel:
         for _ in cutlass.range(self.layout.stages, unroll=1):
             cute.arch.mbarrier_wait(barrier(smem, self.empty, ring.slot), ring.phase ^ 1)
             ring = self.advanced(ring)
-
-    def ahead(self, group: str) -> int:
-        """K blocks between the prefetch of an operand and its load."""
-        raw = [
-            size or self.made_bytes(o)
-            for o, size in zip(self.operands, self.layout.raw_bytes, strict=True)
-            if o[0] == group
-        ]
-        return max(self.layout.stages, -(-AHEAD_BYTES // sum(raw)))
-
-    def prefetch(self, plans: list[Any], group: str, at: dict[str, Int32], block: Int32, batch: Int32) -> None:
-        """Fetch into L2 what ``load`` will load of a K block of ``group``."""
-        for name, atom, operand, _, source in plans:
-            if name == group and self.sharers(group) == 1:
-                cute.prefetch(atom, source[(None, at[group], block, batch if operand.batched else 0)])
 
     # The consumers.
 
