@@ -128,7 +128,7 @@ def _alternatives(plan: Any, setup: Setup) -> Iterator[Any]:
         if config == dict(plan.knobs):
             continue
         rule = {"match": {"op": "matmul"}, "use": engine, "knobs": config}
-        with cudnn_core.configure({"schema": 1, "strict": True, "rule": [rule]}):
+        with cudnn_core.configure(strict=True, rule=[rule]):
             yield setup.graph.plan()
 
 
