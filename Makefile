@@ -22,7 +22,7 @@ ENV := venv
 PARALLEL := -n 2 --dist loadfile
 endif
 
-.PHONY: help demo test test-all gpu-test bench bench-emulator lint format docs clean venv dev-site
+.PHONY: help demo test test-all gpu-test bench bench-emulator bench-gemm lint format docs clean venv dev-site
 
 help:
 	@echo 'make demo      the main job: a sentence encoder on cudnn_core graphs'
@@ -31,6 +31,7 @@ help:
 	@echo 'make bench     host overhead              make lint      ruff and mypy'
 	@echo 'make format    rewrite the sources        make docs      rewrite what pages show'
 	@echo 'make clean     remove .venv and caches    make bench-emulator  time of the PTX emulator'
+	@echo 'make bench-gemm  GEMM on a GPU against cuBLAS and others'
 
 demo: $(ENV)
 	@$(PY) examples/sentence_search $(ARGS)
@@ -52,6 +53,9 @@ endif
 
 bench-emulator: $(ENV)
 	$(PY) benchmarks/emulator.py $(ARGS)
+
+bench-gemm: $(ENV)
+	$(PY) benchmarks/gemm.py $(ARGS)
 
 lint: $(ENV)
 	$(PY) -m ruff check .
