@@ -196,6 +196,19 @@ def test_allocation_after_the_permit_was_given_up_is_found():
     assert kinds(launch(body.format(again), shared=16)) == {"tensor_memory"}
 
 
+def test_a_commit_that_nobody_waits_for_is_found_only_in_a_strict_run():
+    init = (
+        "mbarrier.init.shared.b64 [%r2], 1; mbarrier.init.shared.b64 [%r2+8], 1; fence.mbarrier_init.release.cluster;"
+    )
+    release = COMMIT.replace("[%r2]", "[%r2+8]")
+    for strict, expected in ((False, set()), (True, {"exit_pending"})):
+        got, wanted, report = tcgen05(init=init, commit=COMMIT + release, strict=strict)
+        assert (got == wanted).all()
+        assert kinds(report) == expected
+    again = f"tcgen05.mma.cta_group::1.kind::f16 [%r21], %rd6, %rd7, {encode_instruction(IDESC)}, %p6;"
+    assert "exit_pending" in kinds(tcgen05(init=init, commit=COMMIT + again + release)[2])
+
+
 # every thread stores its row of A to columns 16 to 23 of tensor memory
 A_IN_TENSOR_MEMORY = """
  and.b32 %r60, %r1, 7; shl.b32 %r60, %r60, 4; shr.u32 %r61, %r1, 3; shl.b32 %r61, %r61, 8; add.u32 %r60, %r60, %r61;
