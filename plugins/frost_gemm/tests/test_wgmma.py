@@ -142,6 +142,12 @@ def test_short_rings_are_free_of_races(config, seed):
     run(plain(), config, 264, 200, 400, sms=4, seed=seed, schedule="random", strict=True)
 
 
+@pytest.mark.parametrize("seed", [2, 5])
+def test_no_warp_misses_its_turn(seed):
+    """Pingpong over tiles of one K block: a warp may be late by a whole mainloop of the other warpgroup."""
+    run(plain(), pingpong(64, 64, tile_k=256, cluster_n=2), 135, 60, 49, 8, sms=2, seed=seed, schedule="random")
+
+
 @pytest.mark.parametrize("major", ["n", "m"])
 @pytest.mark.parametrize("out", ["float32", "bfloat16", "fp8_e4m3", "int8"])
 def test_every_output_type_and_major(out, major):

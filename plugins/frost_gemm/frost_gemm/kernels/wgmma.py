@@ -11,7 +11,7 @@ Barriers (mbarriers, the counts in brackets are arrivals of a phase):
 
     full[stages]      TMA bytes of a stage [1]
     empty[stages]     a stage has been read by every consumer that its writer's tiles went to [(cluster_m + cluster_n - 1) x their warps]
-    turn[2]           pingpong: the other warpgroup has issued its mainloop [1]; a matter of speed alone
+    turn[2]           pingpong: the other warpgroup has issued its mainloop [its warps]; a matter of speed alone
     partial[3]        split K: the sums of every CTA of the split lie in its shared memory [split_k], one for each warpgroup
     taken[3]          split K: every CTA of the split has read them [split_k]
 
@@ -298,7 +298,7 @@ class WgmmaKernel:
                 cute.arch.mbarrier_init(barrier(smem, first, stage), count)
         if self.pingpong:
             for i in range(2):
-                cute.arch.mbarrier_init(barrier(smem, self.turn, i), 1)
+                cute.arch.mbarrier_init(barrier(smem, self.turn, i), WARPS)
         if config.split_k > 1:
             for first in (self.partial, self.taken):
                 for i in range(self.consumers):
@@ -633,7 +633,7 @@ class WgmmaKernel:
     def pass_turn(self, smem: cute.Pointer, worker: Int32):
         """Pingpong: the other warpgroup may begin its mainloop."""
         if cutlass.const_expr(self.pingpong):
-            if cute.arch.thread_idx()[0] % WARPGROUP == 0:
+            if cute.arch.thread_idx()[0] % 32 == 0:
                 cute.arch.mbarrier_arrive(barrier(smem, self.turn, 1 - worker))
 
     def piece(self, number: int) -> tuple[int, int, int, int]:
