@@ -145,6 +145,7 @@ class Tcgen05Kernel:
             grid=[tiles.tiles * config.cluster_m, config.cluster_n, config.split_k],
             block=[self.layout.threads, 1, 1],
             cluster=[config.cluster_m, config.cluster_n, config.split_k],
+            min_blocks_per_mp=1,  # shared memory is for one CTA; without a word on it, ptxas spills to make room for a second one
             stream=stream,
         )
 
