@@ -22,7 +22,7 @@ Split K: the CTAs of a cluster along z share the K blocks of a tile. Each leaves
 up, in the order of their ranks, and finishes every split_k-th subtile. A thread reads only what threads of its own number wrote.
 Where no multicast comes in, the sums lie over the ring, and the loader holds the next tile back until they have been read.
 
-Launch: dependent launches may begin as soon as every CTA has; nothing but prefetches comes before griddepcontrol.wait. Two CTAs
+Launch: dependent launches may begin as soon as every CTA has; none touches memory before griddepcontrol.wait. Two CTAs
 of a small kernel share an SM where their rings are short.
 
 References: PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "Distributed shared memory", "griddepcontrol".
