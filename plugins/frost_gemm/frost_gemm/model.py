@@ -70,7 +70,7 @@ class Coefficients:
     dram               share of the published memory rate
     store_bytes_per_us that one SM's epilogue loads and stores
     op_us              of one pointwise op on 1024 elements in one SM
-    split_us           of one more CTA in a split-K group: its sums through distributed shared memory
+    split_us           of split-K's barriers between CTAs; exchange_bytes_per_us: of one CTA's sums through distributed shared memory
     cluster_us         of one more CTA in a cluster: barriers across SMs
     tensor_flops_per_us, dram_bytes_per_us  of one SM in 16-bit types, and of the memory, where the device's rates are not published
     """
@@ -88,7 +88,8 @@ class Coefficients:
     dram: float = 0.88
     store_bytes_per_us: float = 45e3
     op_us: float = 0.004
-    split_us: float = 0.4
+    split_us: float = 0.5
+    exchange_bytes_per_us: float = 100e3
     cluster_us: float = 0.1
     tensor_flops_per_us: float = 7.5e6
     dram_bytes_per_us: float = 4.8e6
@@ -246,7 +247,9 @@ class Model:
             c.latency_us / max(1, stages - 1),
         )
         mainloop = max(1, -(-self.shape.k // (width * split))) * step_us
-        epilogue = share * cta_m * tile_n * self.epilogue_us + (split - 1) * c.split_us
+        epilogue = share * cta_m * tile_n * self.epilogue_us
+        if split > 1:
+            epilogue += c.split_us + cta_m * tile_n * 4 * what.gemms / c.exchange_bytes_per_us
         if (
             gpu.overlapped or share > 1 or config.schedule == "pingpong"
         ):  # hidden behind other tiles, but for the last one

@@ -90,7 +90,7 @@ _SPLITS = {"wgmma": (1, 2, 3, 4, 6, 8), "tcgen05": (1, 2, 4, 8)}
 # Wider clusters of wgmma lose more to the SMs that they leave idle than they save.
 _CLUSTERS = {"wgmma": ((2, 1), (1, 2)), "tcgen05": ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2))}
 _SWAP_BELOW = 64  # rows from which a tile of 64 rows is full
-CLUSTERED = 4  # tiles that are tried with clusters
+CLUSTERED = 6  # tiles that are tried with clusters
 
 
 @lru_cache(maxsize=8)
