@@ -119,6 +119,8 @@ def _descend(
         for _ in range(ROUNDS):
             before = least
             for field in fields(Coefficients):
+                if field.name == "promote_parts":
+                    continue
                 for factor in (step, 1 / step):
                     changed = replace(best, **{field.name: getattr(best, field.name) * factor})
                     value = loss(changed)

@@ -61,7 +61,8 @@ class Coefficients:
     fill_us            from there until the first operand tile has come from memory
     tile_us            between two tiles of a persistent CTA: the ring runs dry, registers are handed over
     tensor             share of the published tensor rate that the mainloop reaches (clocks fall under load)
-    promote            share of that where partial sums are added in registers
+    promote            share of that where partial sums are added in registers; promote_parts: and where a warpgroup's do not fit at once.
+                       Not fitted: of an H200 under load, the settings of one problem measured by turns
     smem_bytes_per_us  that one SM's MMAs read from shared memory
     sm_bytes_per_us    that one SM loads, from L2 or memory
     ingest_bytes_per_us  that arrive in one SM: what it loads and what others multicast to it
@@ -80,6 +81,7 @@ class Coefficients:
     tile_us: float = 0.25
     tensor: float = 0.80
     promote: float = 0.92
+    promote_parts: float = 0.95
     smem_bytes_per_us: float = 220e3
     sm_bytes_per_us: float = 75e3
     ingest_bytes_per_us: float = 105e3
@@ -208,6 +210,7 @@ class Model:
         self.sides = _side(what, shape, gpu.l2_bytes), _side(what.swapped(), shape.swapped(), gpu.l2_bytes)
         wide = 2 if what.wide else 1
         self.flops_per_us = gpu.tensor16 * wide * c.tensor * (c.promote if what.promote else 1.0)
+        self.parts = c.promote_parts if what.promote and not gpu.overlapped else 1.0
         self.dram_bytes_per_us = gpu.dram * c.dram
         self.epilogue_us = what.out_bytes / c.store_bytes_per_us + what.ops * c.op_us / 1024  # of one element
 
@@ -238,8 +241,9 @@ class Model:
         rows = 128 if gpu.overlapped else 64
         smem = (cta_m + cta_m / rows * tile_n / group) * tile_k * what.gemms
         loaded = a_stage / cluster_n + b_stage * group / cluster_m
+        rate = self.flops_per_us * (self.parts if tile_n > 192 or tile_m > 192 else 1.0)
         step_us = _together(
-            share * 2.0 * cta_m * tile_n * width * what.gemms / self.flops_per_us,
+            share * 2.0 * cta_m * tile_n * width * what.gemms / rate,
             share * smem / c.smem_bytes_per_us,
             share * loaded / c.sm_bytes_per_us,
             share * (a_stage + b_stage) / c.ingest_bytes_per_us,
