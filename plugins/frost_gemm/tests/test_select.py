@@ -198,6 +198,7 @@ def test_every_coefficient_matters(name):
         (TileConfig(64, 64, 128, cluster_m=4, cluster_n=2), (4096, 4096, 4096), {}),
         (TileConfig(128, 128, 128, split_k=4), (128, 128, 65536), {}),
         (TileConfig(128, 128, 128), (8192, 8192, 512), {"prog": program("fp8_e4m3", promote=True, ops=RELU * 9)}),
+        (TileConfig(128, 256, 128), (8192, 8192, 8192), {"prog": program("fp8_e4m3", promote=True)}),
     ]
     unpublished = name in ("tensor_flops_per_us", "dram_bytes_per_us")
     device = DeviceInfo.preset("H200").to_dict() | ({"peak_flops": {}, "memory_bandwidth": None} if unpublished else {})
