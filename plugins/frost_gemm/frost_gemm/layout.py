@@ -12,7 +12,7 @@ from .config import TileConfig
 from .facts import ArchFacts
 from .ir import Program
 
-__all__ = ["BITS", "KernelLayout", "LayoutError", "plan_layout"]
+__all__ = ["BITS", "KernelLayout", "LayoutError", "check_program", "plan_layout"]
 
 BITS = {
     "float32": 32, "int32": 32, "bfloat16": 16, "float16": 16, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "uint8": 8, "boolean": 8,
@@ -69,14 +69,24 @@ class KernelLayout:
     raw_bytes: tuple[int, ...] = ()
 
 
-def plan_layout(program: Program, config: TileConfig, facts: ArchFacts) -> KernelLayout:
+def plan_layout(program: Program, config: TileConfig, facts: ArchFacts, *, checked: bool = False) -> KernelLayout:
     """The layout of ``program`` under ``config`` on ``facts``. The program is as the kernel sees it: already swapped where
-    ``config.swap_ab`` says so.
+    ``config.swap_ab`` says so. ``checked``: it has been planned on ``facts`` before, under whatever configuration.
 
     Raises LayoutError.
     """
+    if not checked:
+        check_program(program, facts)
     plan = {"wgmma": _plan_wgmma, "tcgen05": _plan_tcgen05}[facts.mma]
     return plan(program, config, facts)
+
+
+def check_program(program: Program, facts: ArchFacts) -> None:
+    """What no configuration can help. Raises LayoutError."""
+    if facts.mma == "wgmma":
+        _check_wgmma_program(program)
+    else:
+        _check_tcgen05_program(program, facts)
 
 
 # PTX ISA, wgmma: one instruction is 64 rows x N columns x 32 bytes of K, issued by the four warps of a warpgroup.
@@ -93,7 +103,6 @@ _STAGING_SLOT_BYTES = 8192  # of one warpgroup
 
 
 def _plan_wgmma(program: Program, config: TileConfig, facts: ArchFacts) -> KernelLayout:
-    _check_wgmma_program(program)
     _check_wgmma_tile(program, config, facts)
     warpgroups = wgmma_warpgroups(config)
     wgmma_promoted_columns(program, config)  # raises where the registers do not hold it
@@ -288,7 +297,6 @@ _RESERVED_BYTES = 1024  # the system's shared memory in front of the kernel's
 
 
 def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> KernelLayout:
-    _check_tcgen05_program(program, facts)
     _check_tcgen05_tile(program, config, facts)
     epi_n = 32 if config.tile_n % 32 == 0 else 16
     columns, limit = len(program.gemms) * config.tile_n, min(facts.tmem_columns, _TCGEN05_COLUMNS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .config import TileConfig
 from .facts import ArchFacts
 from .ir import Program
-from .layout import KernelLayout, LayoutError, plan_layout
+from .layout import KernelLayout, LayoutError, check_program, plan_layout
 from .model import Model, Shape, Work, coefficients, half_stages, machine, work
 
 if TYPE_CHECKING:
@@ -42,12 +42,15 @@ def choose(
     c = coefficients(facts.target, facts.mma)
     what = work(program)
     us = Model(what, shape, machine(device, facts, c), c).us
-    swapped: list[Program] = []
+    seen: dict[bool, Program] = {}  # by swap_ab; checked
 
     def layout(config: TileConfig) -> KernelLayout:
-        if config.swap_ab and not swapped:
-            swapped.append(program.swapped())
-        return plan_layout(swapped[0] if config.swap_ab else program, config, facts)
+        this = seen.get(config.swap_ab)
+        if this is None:
+            this = program.swapped() if config.swap_ab else program
+            check_program(this, facts)
+            seen[config.swap_ab] = this
+        return plan_layout(this, config, facts, checked=True)
 
     ranked = sorted(((us(tile), i, tile) for i, tile in enumerate(_tiles(what, shape, facts))), key=itemgetter(0, 1))
     pool = ranked[:limit]
