@@ -16,7 +16,8 @@ class Place(NamedTuple):
     word      "a0", "store1", ...: the prefix of its argument words
     operand   its position in ``graph.operands``
     rows, cols, batch   the operand's axes along the tensor's rows, columns and the batch; None where it is broadcast or reduced. The
-              rows and columns of A are M and K, of B N and K, of the others M and N. Batch axes of one stride count as one: the innermost.
+              rows and columns of A are M and K, of B N and K, of the others M and N. Batch axes of one stride count as one: the innermost,
+              or the next one outwards where that has one element.
     """
 
     word: str

@@ -104,12 +104,16 @@ _AXES = {"row": "rows", "col": "columns", "batch": "batches"}
 def layout_words(binding: Binding, operands: Sequence[Any]) -> dict[str, Any]:
     """The words of sizes and strides by name. ``operands`` have ``dim`` and ``stride``, in elements; they may be runtime sizes.
 
-    An axis of size 1 is never stepped along: whatever stride a caller has there becomes 0, which is aligned.
+    An axis of size 1 is never stepped along: whatever stride a caller has there becomes 0, which is aligned. A batch of several
+    axes is stepped along the innermost one of more elements than one: which that is may be known now alone.
     """
     words = binding.sizes([operand.dim for operand in operands])
     for place in binding.places:
         dim, stride = operands[place.operand].dim, operands[place.operand].stride
-        for axis, at in (("row", place.rows), ("col", place.cols), ("batch", place.batch)):
+        batch = place.batch
+        while batch and dim[batch] == 1:
+            batch -= 1
+        for axis, at in (("row", place.rows), ("col", place.cols), ("batch", batch)):
             words[f"{place.word}.{axis}"] = 0 if at is None or dim[at] == 1 else stride[at]
     return words
 

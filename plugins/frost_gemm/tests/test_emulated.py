@@ -109,6 +109,14 @@ def _gate_and_up():
     return g
 
 
+def _computed(op, both):
+    g = cudnn_core.Graph(io_data_type="bfloat16", intermediate_data_type="float32", compute_data_type="float32")
+    a, b = g.tensor(dim=(1, 24, 72), name="A"), g.tensor(dim=(1, 72, 40), name="B")
+    a, b = (getattr(g, op)(x).set_data_type("bfloat16") if made else x for x, made in ((a, True), (b, both)))
+    g.matmul(A=a, B=b).set_output(True).set_data_type("float32")
+    return g
+
+
 GRAPHS = {
     "taps and amax": _taps,
     "fp8 with scales": _scaled,
@@ -119,6 +127,8 @@ GRAPHS = {
     "batch of three": lambda: bias_relu(m=24, n=40, k=72, batch=3),
     "int8 weights with a scale": dequantised,
     "fp8 weights by columns, relu of A": lambda: dequantised("fp8_e4m3", n=48, a_op="relu", b_k_major=False),
+    "exponentials past the end of K": lambda: _computed("exp", both=True),
+    "reciprocals of zeros past the end of K": lambda: _computed("reciprocal", both=False),
     "padded output": lambda: plain(m=24, n=40, k=72, c_stride=(24 * 41, 41, 1)),
 }
 

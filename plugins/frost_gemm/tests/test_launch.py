@@ -12,8 +12,10 @@ from dataclasses import replace
 import pytest
 from frost_gemm.binding import Binding, Place, SizeOf
 from frost_gemm.ir import Aux, Gemm, Matrix, Op, Program, Reduction, Ref, Store, argument_words
-from frost_gemm.launch import Launcher, broken, rules
+from frost_gemm.launch import Launcher, broken, layout_words, rules
+from frost_gemm.lower import lower
 
+import cudnn_core
 from cudnn_core import Dim, ExecutionError, Operand
 
 PROGRAM = Program(
@@ -263,6 +265,18 @@ def test_a_batch_of_several_axes_is_their_product():
     Launcher(PROGRAM, shape, lambda: calls).bind(tuple(given))(POINTERS, 0, 0)
     words = calls.seen[-1][0]
     assert (words["l"], words["a0.batch"]) == (6, 24 * 64)
+
+
+@pytest.mark.parametrize("inner", [1, 2])
+def test_a_batch_axis_that_has_one_element_at_run_time_hides_no_other(inner):
+    h = Dim("h", min=1, max=16)
+    g = cudnn_core.Graph(io_data_type="bfloat16", intermediate_data_type="float32", compute_data_type="float32")
+    c = g.matmul(A=g.tensor(dim=(3, h, 16, 64)), B=g.tensor(dim=(3, h, 64, 32)))
+    c.set_output(True).set_data_type("bfloat16")
+    graph = g.freeze("cuda")
+    words = layout_words(graph.facts(lower).binding, graph.at({"h": inner}).operands)
+    assert words["l"] == 3 * inner
+    assert (words["a0.batch"], words["b0.batch"], words["store0.batch"]) == (16 * 64, 64 * 32, 16 * 32)
 
 
 def test_the_block_for_an_executor_names_addresses_and_host_values():

@@ -289,12 +289,21 @@ PROLOGUES = {
         "R200", one_product(Matrix("fp8_e4m3"), fused("fp8_e5m2", ("add", AUX(0)), mma="fp8_e4m3"), SCALAR), tile(n=16, split_k=2),
         lambda f: f.a[0] @ columns_of(f.b[0] + f.aux[0]),
     ),
+    "constants added to both, by rows and by columns": (
+        "B200", one_product(fused("bfloat16", ("add", AUX(0))), fused("int8", ("add", AUX(0)), major="mn"), SCALAR), tile(pair=True),
+        lambda f: (f.a[0] + f.aux[0]) @ columns_of(f.b[0] + f.aux[0]),
+    ),
+    "constants added to both, fp8, parts beyond K": (
+        "R200", one_product(
+            fused("fp8_e4m3", ("add", AUX(0)), mma="fp8_e4m3"), fused("fp8_e5m2", ("add", AUX(0)), mma="fp8_e4m3"), SCALAR
+        ), tile(n=16, split_k=4), lambda f: (f.a[0] + f.aux[0]) @ columns_of(f.b[0] + f.aux[0]),
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PROLOGUES)
 def test_operands_are_made_on_the_way(case):
-    """The last case adds a constant: what it makes of the zeros past the end of K meets the zeros of A."""
+    """Where constants are added to both, what they make of the zeros past the end of K would be multiplied."""
     device, program, config, expected = PROLOGUES[case]
     found = run(program, config, device, 144, 80, 208, 2)
     exact(found, expected(found))

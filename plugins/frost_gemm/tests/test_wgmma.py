@@ -227,6 +227,15 @@ PROLOGUES = {
     ),
     "float32 B": (product_of(BF16, fused("float32", ("identity",))), tile(64, 24), (72, 40, 136, 1)),
     "split": (product_of(fused("int8", ("identity",)), BF16), tile(64, 64, split_k=2), (72, 136, 264, 1)),
+    "constants added to both, split beyond K": (
+        product_of(fused("bfloat16", ("add", AUX(0))), fused("int8", ("add", AUX(1)), major="mn"), 2), tile(64, 64, split_k=4),
+        (72, 72, 200, 2),
+    ),
+    "constants added to both, fp8": (
+        product_of(
+            fused("fp8_e4m3", ("add", AUX(0)), mma="fp8_e4m3"), fused("fp8_e5m2", ("add", AUX(0)), mma="fp8_e4m3"), 1
+        ), tile(128, 64), (136, 72, 208, 1),
+    ),
     "to fp8": (product_of(fused("bfloat16", ("identity",), mma="fp8_e4m3"), Matrix("fp8_e4m3")), tile(128, 64), (136, 72, 272, 1)),
     "long stage of 192 rows": (product_of(fused("int8", ("identity",)), BF16), tile(192, 40, tile_k=256), (200, 72, 264, 1)),
 }  # fmt: skip

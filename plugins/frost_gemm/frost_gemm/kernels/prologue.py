@@ -1,7 +1,8 @@
 """Operands that are computed on the way to the matrix unit: elements of A or B in registers -> what the MMA multiplies.
 
 A prologue is a chain of pointwise ops with scalars, so it is evaluated as the epilogue of a program whose only accumulator is the
-operand itself. Imported by the kernels.
+operand itself. Past the end of K elements come as zeros, of which a chain such as exp makes something else: those are cleared.
+Imported by the kernels.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cutlass import Int32, cute
+import cutlass
+from cutlass import Boolean, Int32, Uint32, cute
+from cutlass._mlir.dialects import arith
 
 from ..ir import Gemm, Matrix, Program, Ref, Store
+from ..layout import BITS
+from ..ops import keeps_zero
 from .args import Args
 from .convert import INTEGERS, widen
 from .epilogue import Chunk, Epilogue
@@ -31,7 +36,8 @@ class Prologue:
             for op in matrix.prologue
         )
         last = Ref("val", len(ops) - 1)
-        self.dtype, self.size = matrix.dtype, size
+        self.dtype, self.size, self.bits = matrix.dtype, size, BITS[matrix.mma_dtype]
+        self.keeps_zero = keeps_zero(matrix.prologue)
         self.epilogue = Epilogue(
             replace(
                 program, gemms=(Gemm(dtype=kind),), ops=ops, stores=(Store(last, matrix.mma_dtype),), reductions=(), accumulate=kind
@@ -50,3 +56,27 @@ class Prologue:
         """The operand's elements, (size,) of the type that is multiplied, from those in memory."""
         wide = widen(elements, self.dtype)
         return self.epilogue.converted(0, self.epilogue.evaluate(args, [wide], self.chunk(batch), scalars))
+
+    def clear_beyond(self, made: cute.Tensor, k: Int32, step: int, end: Int32) -> None:
+        """Set the elements of ``made``, in registers, that lie past the end of K to 0, if the chain may have made something else.
+
+        The first element is at ``k``, the others each ``step`` (0 or 1) further.
+        """
+        if not self.keeps_zero:
+            self._clear(made, k, step, end)
+
+    @cute.jit
+    def _clear(self, made: cute.Tensor, k: Int32, step: cutlass.Constexpr, end: Int32) -> None:
+        if k + step * (self.size - 1) >= end:
+            words = cute.recast_tensor(made, Uint32)
+            of_word = 32 // self.bits
+            for word in cutlass.range_constexpr(self.size // of_word):
+                mask = Uint32(0)
+                for i in cutlass.range_constexpr(of_word):
+                    inside = k + step * (word * of_word + i) < end
+                    mask = mask | self._bits_if(inside, ((1 << self.bits) - 1) << (self.bits * i))
+                words[word] = words[word] & mask
+
+    def _bits_if(self, condition: Boolean, bits: int) -> Uint32:
+        """``bits`` where the condition holds, else 0."""
+        return Uint32(arith.select(Boolean(condition).ir_value(), Uint32(bits).ir_value(), Uint32(0).ir_value()))

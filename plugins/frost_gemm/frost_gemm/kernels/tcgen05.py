@@ -490,7 +490,8 @@ class Tcgen05Kernel:
         while valid != 0:
             _, _, batch = locate(tiles, tile)
             scalars = [prologue.load(args, batch) for prologue in prologues]
-            for _ in cutlass.range(steps, unroll=1):
+            for step in cutlass.range(steps, unroll=1):
+                k = (place.part * steps + step) * self.tile_k
                 cute.arch.mbarrier_wait(rings.raw + stage, phase)
                 for i in cutlass.range_constexpr(len(prologues)):
                     operand = self.fused[i]
@@ -498,7 +499,7 @@ class Tcgen05Kernel:
                     for first in cutlass.range_constexpr(0, vectors, PROLOGUE_WARPS * 32):
                         if cutlass.const_expr(first + PROLOGUE_WARPS * 32 <= vectors) or first + thread < vectors:
                             slots = made[operand][(None, None, None, stage)], raw[operand][(None, None, stage)]
-                            self.make(prologues[i], scalars[i], *slots, operand, first + thread, args, batch)
+                            self.make(prologues[i], scalars[i], *slots, operand, first + thread, args, batch, k)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():
@@ -510,14 +511,16 @@ class Tcgen05Kernel:
 
     def make(
         self, prologue: Prologue, scalars: Any, made: cute.Tensor, raw: cute.Tensor, operand: int, index: Int32, args: Args,
-        batch: Int32,
+        batch: Int32, k: Int32,
     ) -> None:  # fmt: skip
-        """Vector ``index`` of a stage of an operand: along the axis of unit stride; neighbours are side by side on the other one."""
+        """Vector ``index`` of a stage of an operand that begins at column ``k``: along the axis of unit stride; neighbours are side by side on the other one."""
         rows = self.rows(operand)
         if self.member(operand).major == "k":
             shape, at = (1, self.vector), (index % rows, index // rows)
+            first, step = at[1] * self.vector, 1
         else:
             shape, at = (self.vector, 1), (index // self.tile_k, index % self.tile_k)
+            first, step = at[1], 0
         # ((rows, K of an MMA), 1, MMAs), as the MMA reads it, as (rows, K)
         shapes, strides = made.layout.shape, made.layout.stride
         flat = cute.make_layout(
@@ -532,6 +535,7 @@ class Tcgen05Kernel:
         values = prologue.apply(args, elements.load(), batch, scalars)
         result = cute.make_rmem_tensor(self.vector, values.dtype)
         result.store(values)
+        prologue.clear_beyond(result, k + first, step, args.k)
         cute.autovec_copy(result, cute.make_tensor(to, line))
 
     def commit(self, barrier: cute.Pointer, mask: Any) -> None:

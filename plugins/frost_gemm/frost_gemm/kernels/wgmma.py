@@ -431,7 +431,7 @@ class WgmmaKernel:
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         worker = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
         x, y, part, _ = self.cluster_place()
-        _, blocks = self.k_blocks(args, part)
+        first_block, blocks = self.k_blocks(args, part)
         step = self.cluster_count()
         ring = Ring(Int32(0), Int32(0))
         if cutlass.const_expr(self.pingpong):
@@ -455,7 +455,7 @@ class WgmmaKernel:
             if cutlass.const_expr(self.program.promote):
                 ring = self.promoted_mainloop(smem, sums, operands, blocks, ring, target, worker)
             elif cutlass.const_expr(len(self.fused) > 0):
-                ring = self.fused_mainloop(smem, sums, operands, blocks, ring, target, args, origin[2])
+                ring = self.fused_mainloop(smem, sums, operands, first_block, blocks, ring, target, args, origin[2])
             else:
                 ring = self.mainloop(smem, sums, operands, blocks, ring, target, worker)
             if cutlass.const_expr(self.pingpong):
@@ -671,6 +671,7 @@ class WgmmaKernel:
         smem: cute.Pointer,
         sums: list,
         operands: list,
+        first_block: Int32,
         blocks: Int32,
         ring: Ring,
         target: tuple,
@@ -684,7 +685,7 @@ class WgmmaKernel:
             self.clear(sums)
         for block in cutlass.range(blocks, unroll=1):
             cute.arch.mbarrier_wait(barrier(smem, self.full, ring.slot), ring.phase)
-            self.make_operands(smem, ring.slot, made, scalars, args, batch)
+            self.make_operands(smem, ring.slot, made, scalars, args, batch, (first_block + block) * self.tile_k)
             cute.arch.fence_proxy("async.shared", space="cta")
             warpgroup.wait_group(0)
             # All have made their part of this slot, and read the other one.
@@ -715,14 +716,15 @@ class WgmmaKernel:
         scalars: dict[tuple[str, int], Any],
         args: Args,
         batch: Int32,
+        k: Int32,
     ) -> None:
-        """Apply the prologues to stage ``slot``, into slot ``made``: this thread's part."""
+        """Apply the prologues to stage ``slot``, whose first column is ``k``, into slot ``made``: this thread's part."""
         thread, threads = cute.arch.thread_idx()[0] - WARPGROUP, WARPGROUP * self.sharing
         for operand, prologue in self.fused.items():
             vectors = self.tile_rows(operand[0]) * self.tile_k // prologue.size
             for first in range(0, vectors, threads):
                 make = self.make_vector if first + threads <= vectors else self.make_last_vector
-                make(smem, operand, slot, made, first + thread, scalars[operand], args, batch)
+                make(smem, operand, slot, made, first + thread, scalars[operand], args, batch, k)
 
     @cute.jit
     def make_last_vector(
@@ -735,10 +737,11 @@ class WgmmaKernel:
         scalars: dict,
         args: Args,
         batch: Int32,
+        k: Int32,
     ):
         """``make_vector``, if there is such a vector."""
         if vector < self.tile_rows(operand[0]) * self.tile_k // self.fused[operand].size:
-            self.make_vector(smem, operand, slot, made, vector, scalars, args, batch)
+            self.make_vector(smem, operand, slot, made, vector, scalars, args, batch, k)
 
     def make_vector(
         self,
@@ -750,6 +753,7 @@ class WgmmaKernel:
         scalars: dict[int, Any],
         args: Args,
         batch: Int32,
+        k: Int32,
     ) -> None:
         """Apply a prologue to 16 bytes of what the matrix unit reads."""
         prologue, member, rows = self.fused[operand], self.member(*operand), self.tile_rows(operand[0])
@@ -763,10 +767,14 @@ class WgmmaKernel:
         values.store(prologue.apply(args, elements, batch, scalars))
         lines, extent = (rows, self.tile_k) if member.major == "k" else (self.tile_k, rows)
         line = vector // (extent // prologue.size)
-        byte = (vector - line * (extent // prologue.size)) * 16
+        along = vector - line * (extent // prologue.size)
+        first, step = (along * prologue.size, 1) if member.major == "k" else (line, 0)
+        prologue.clear_beyond(values, k + first, step, args.k)
         place = (smem + self.made[operand]).toint() + made * self.made_bytes(operand)
         found = cute.recast_tensor(values, cutlass.Uint32)
-        store_shared(place + swizzled(line, byte, lines, self.line_bytes(*operand)), [found[i] for i in range(4)], 32)
+        store_shared(
+            place + swizzled(line, along * 16, lines, self.line_bytes(*operand)), [found[i] for i in range(4)], 32
+        )
 
     def multiply(
         self, sums: list[Any], operands: list[Any], k: int, slot: Int32, accumulate: Any, made: Any = None
