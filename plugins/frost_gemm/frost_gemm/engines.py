@@ -73,7 +73,7 @@ class _Gemm:
         try:
             layout = plan_layout(program, tile, facts)
         except LayoutError as error:
-            decline = _decline(error, graph.facts(lower))
+            decline = _decline(error.swapped() if tile.swap_ab else error, graph.facts(lower))
             raise BuildError(f"these knobs don't fit the graph: {decline}", decline=decline) from error
         plan = GemmPlan(program, binding, tile, compiled(program, tile, layout, facts, config.engine))
         return _ready(plan, ctx.device)

@@ -33,6 +33,13 @@ class LayoutError(ValueError):
         super().__init__(f"{subject}: {actual}, expected {expected}")
         self.code, self.subject, self.expected, self.actual = code, subject, expected, actual
 
+    def swapped(self) -> LayoutError:
+        """The same of the program before it was swapped: A and B change places."""
+        turned = {"A": "B", "B": "A"}
+        operand = self.subject[:1] in turned and self.subject[1:].isdigit()
+        subject = turned[self.subject[0]] + self.subject[1:] if operand else self.subject
+        return LayoutError(self.code, subject, self.expected, self.actual)
+
 
 @dataclass(frozen=True)
 class KernelLayout:
@@ -140,8 +147,7 @@ def _plan_wgmma(program: Program, config: TileConfig, facts: ArchFacts) -> Kerne
     if not in_ring:
         fixed += partial_bytes
         most = min((facts.shared_bytes - fixed - padding) // stage_bytes, MAX_STAGES)
-    stages = config.stages or most
-    _require(2 <= stages <= most, "device.smem", "knob:stages", {"at least": 2, "at most": most}, stages)
+    stages = _depth(config, most, fixed + padding + 2 * stage_bytes, facts)
     return KernelLayout(
         stages=stages,
         a_bytes=a_bytes,
@@ -196,6 +202,15 @@ def wgmma_resident(program: Program, config: TileConfig, shared_bytes: int) -> i
     return 2 if small else 1
 
 
+def _depth(config: TileConfig, most: int, least_bytes: int, facts: ArchFacts) -> int:
+    """Stages of the ring: the knob, or ``most``. ``least_bytes`` is what a kernel with two stages takes."""
+    fits = f"two stages and all else in {facts.shared_bytes} bytes of shared memory"
+    _require(most >= 2, "device.smem", "knob:stages", fits, f"{least_bytes} bytes")
+    stages = config.stages or most
+    _require(2 <= stages <= most, "device.smem", "knob:stages", {"at least": 2, "at most": most}, stages)
+    return stages
+
+
 def staged_bytes(rows: int, cols: int, size: int) -> int:
     """Shared memory of one store's staged subtile: whole swizzle patterns."""
     return align(rows * cols * size, RING_ALIGNMENT)
@@ -230,8 +245,14 @@ def _check_wgmma_program(program: Program) -> None:
     _require(program.accumulate == accumulate, "dtype.compute", "matmul", accumulate, program.accumulate)
     promotable = not program.promote or (BITS[kinds[0]] == 8 and accumulate == "float32")
     _require(promotable, "op.pattern", "promote", "fp8 operands", kinds)
-    fused = any(m.prologue for m in (*program.a, *program.b))
-    _require(not (fused and program.promote), "op.pattern", "promote", "operands without prologue", "a prologue")
+    for group, members in (("A", program.a), ("B", program.b)):
+        for i, matrix in enumerate(members):
+            alone = (
+                "a tensor in memory, or compute data type fast_float_for_fp8: sums are promoted from what memory holds"
+            )
+            _require(
+                not (matrix.prologue and program.promote), "op.pattern", f"{group}{i}", alone, "ops before the matmul"
+            )
 
 
 def _check_wgmma_tile(program: Program, config: TileConfig, facts: ArchFacts) -> None:
@@ -319,8 +340,7 @@ def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> Ker
     padding = sum(RING_ALIGNMENT for size in rings if size % RING_ALIGNMENT)
     room = min(facts.shared_bytes - fixed, _DESCRIPTOR_REACH - _RESERVED_BYTES - BARRIER_BYTES) - padding
     most = min(room // stage_bytes, _TCGEN05_STAGES)
-    stages = config.stages or most
-    _require(2 <= stages <= most, "device.smem", "knob:stages", {"at least": 2, "at most": most}, stages)
+    stages = _depth(config, most, fixed + padding + 2 * stage_bytes, facts)
     rings_bytes = sum(align(stages * size, RING_ALIGNMENT) for size in rings)
     return KernelLayout(
         stages=stages,

@@ -69,7 +69,7 @@ def choose(
         try:
             chosen.append(Choice(config, layout(config), estimate))
         except LayoutError as found:
-            error = error or found
+            error = error or (found.swapped() if config.swap_ab else found)
             continue
         taken[kind] += 1
         if len(chosen) == limit:

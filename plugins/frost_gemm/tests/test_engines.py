@@ -129,6 +129,32 @@ def test_a_cast_before_the_matmul_builds_where_it_is_offered(device):
     assert "int8tobf16" in plan.kernel.name
 
 
+def test_an_operand_is_named_as_in_the_graph_where_rows_are_computed_as_columns():
+    g = cudnn_core.Graph(io_data_type="fp8_e4m3", intermediate_data_type="float32", compute_data_type="float32")
+    a = g.tensor(dim=(1, 8, 256), data_type="fp8_e5m2", name="A")
+    b = g.tensor(dim=(1, 256, 4096), stride=(256 * 4096, 1, 256), name="B")
+    g.matmul(A=g.identity(a).set_data_type("fp8_e4m3"), B=b).set_output(True).set_data_type("float32")
+    assert verdict(plain("fp8_e4m3", m=8, n=4096), "H200").configs[0].knobs["swap_ab"]
+    assert reasons(g) == {("op.pattern", "A")}
+    graph = g.freeze("cuda")
+    for swap in (False, True):
+        config = PlanConfig(SM90, _defaults(SM90) | {"swap_ab": swap})
+        with pytest.raises(BuildError) as error:
+            engines.Sm90Wgmma().build_plan(graph, config, context("H200"))
+        assert error.value.decline.subject == "A"
+
+
+def test_a_program_that_shared_memory_cannot_hold_says_how_much_it_needs():
+    g, c = matmul(m=64, n=128, k=64, out="float32")
+    for i in range(32):
+        bias = g.tensor(dim=(1, 1, 128), name=f"bias{i}", data_type="bfloat16")
+        g.add(c, bias).set_output(True).set_data_type("float32")
+    (reason,) = verdict(g, "B200").reasons
+    assert reason.code == "device.smem"
+    assert "232448 bytes" in str(reason)
+    assert int(str(reason).split(" got ")[1].split()[0]) > 232448
+
+
 def test_floats_added_up_by_many_ctas_are_not_deterministic():
     def reduced(mode):
         g, c = matmul(out="float32")

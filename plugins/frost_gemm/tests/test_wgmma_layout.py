@@ -218,7 +218,7 @@ def test_epilogues_that_compute_drain_fewer_columns():
         (program(prologue=(ABS,)), TileConfig(64, 64, schedule="pingpong"), ("knob.domain", "knob:schedule")),
         (program("int8", "bfloat16", mma_dtype="bfloat16", prologue=(ABS,)), TileConfig(128, 64, tile_k=16), ("knob.domain", "knob:tile_k")),
         (replace(program("bfloat16", b_major="mn"), b=(NARROW,)), TileConfig(64, 8), ("knob.domain", "B0")),
-        (program("fp8_e4m3", prologue=(ABS,), promote=True), TileConfig(), ("op.pattern", "promote")),
+        (program("fp8_e4m3", prologue=(ABS,), promote=True), TileConfig(), ("op.pattern", "A0")),
         (program("int8"), TileConfig(64, 40), ("knob.domain", "knob:tile_n")),
         (program(), TileConfig(96), ("knob.domain", "knob:tile_m")),
         (program(), TileConfig(256, 64, schedule="pingpong"), ("knob.domain", "knob:tile_m")),
