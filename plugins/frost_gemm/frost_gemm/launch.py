@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudnn_core import ExecutionError, nbytes
 
 from .ir import Program, argument_words
-from .layout import BITS, TMA_ALIGNMENT
+from .layout import BITS, LARGEST_BLOCKS, LARGEST_EXTENT, TMA_ALIGNMENT
 
 if TYPE_CHECKING:
     from cudnn_core import Buffers, HostBlock, Operand, Runner
@@ -29,6 +29,7 @@ __all__ = ["Launcher", "Rule", "broken", "layout_words", "rules"]
 INT32_MAX = 2**31 - 1
 TMA_STRIDE_LIMIT = 2**40  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalStrides
 WORD_BYTES = 8
+BLOCKS = "number of blocks of 64 x 8 elements"  # not a word of the kernel: it is checked
 
 Function = Callable[[int, int], object]
 
@@ -62,8 +63,10 @@ def rules(program: Program) -> tuple[Rule, ...]:
     """What a kernel of ``program`` needs of its arguments: sizes first, then each tensor's address and strides."""
     # A reduction of nothing would have to be written by somebody; without reductions there is nothing to do.
     least = 1 if program.reductions else 0
-    found = [Rule(size, size, "shape.range", "size", least, INT32_MAX) for size in ("m", "n", "l")]
-    found.append(Rule("k", "k", "shape.range", "size", 1, INT32_MAX))
+    found = [Rule(size, size, "shape.range", "size", least, LARGEST_EXTENT) for size in ("m", "n")]
+    found.append(Rule("l", "l", "shape.range", "size", least, INT32_MAX))
+    found.append(Rule("k", "k", "shape.range", "size", 1, LARGEST_EXTENT))
+    found.append(Rule(BLOCKS, BLOCKS, "shape.range", "number", 0, LARGEST_BLOCKS))
     for group, members in (("a", program.a), ("b", program.b)):
         for i, matrix in enumerate(members):
             unit = {"k": "col", "mn": "row"}[matrix.major]
@@ -102,12 +105,15 @@ _AXES = {"row": "rows", "col": "columns", "batch": "batches"}
 
 
 def layout_words(binding: Binding, operands: Sequence[Any]) -> dict[str, Any]:
-    """The words of sizes and strides by name. ``operands`` have ``dim`` and ``stride``, in elements; they may be runtime sizes.
+    """The words of sizes and strides by name, and ``BLOCKS`` where the sizes are known. ``operands`` have ``dim`` and ``stride``, in elements; they may be runtime sizes.
 
     An axis of size 1 is never stepped along: whatever stride a caller has there becomes 0, which is aligned. A batch of several
     axes is stepped along the innermost one of more elements than one: which that is may be known now alone.
     """
     words = binding.sizes([operand.dim for operand in operands])
+    m, n, batches = words["m"], words["n"], words["l"]
+    if isinstance(m, int) and isinstance(n, int) and isinstance(batches, int):
+        words[BLOCKS] = -(-m // 64) * -(-n // 8) * batches
     for place in binding.places:
         dim, stride = operands[place.operand].dim, operands[place.operand].stride
         batch = place.batch
@@ -142,9 +148,9 @@ class Launcher:
 
         ``Operand.alignment`` is not judged: it may be that of the least aligned operand, and each call sees the addresses.
         """
-        words: dict[str, int] = dict.fromkeys(self.index, 0) | layout_words(self.binding, operands)
-        self._check(words, str, operands)
-        return words
+        found = layout_words(self.binding, operands)
+        self._check(found, str, operands)
+        return {word: found.get(word, 0) for word in self.index}
 
     def bind(self, operands: Sequence[Operand]) -> Runner:
         """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing."""

@@ -23,6 +23,10 @@ BARRIER_BYTES = 1024  # mbarriers and tensor memory addresses, in front of the r
 MAX_STAGES = (
     32  # memory-bound kernels need the bytes in flight: 160 KiB of 8-bit weights an SM at 64x16 would be 16 stages
 )
+# Of M, N and K: positions are int32, and a cluster's last tiles reach past the end, by less than 8 of 256 elements each.
+LARGEST_EXTENT = 2**31 - 4096
+# Blocks of 64 x 8 elements, the smallest tile, in all batches: tiles, and the CTAs of clusters of 8, are counted in int32.
+LARGEST_BLOCKS = 2**28 - 1
 TMA_ALIGNMENT = 16  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalAddress, globalStrides
 
 

@@ -129,6 +129,14 @@ def test_a_cast_before_the_matmul_builds_where_it_is_offered(device):
     assert "int8tobf16" in plan.kernel.name
 
 
+def test_sizes_that_a_kernel_cannot_count_are_declined_and_runtime_sizes_wait_for_the_call():
+    wide = plain(m=2**31 - 1, n=8, k=8)
+    assert ("shape.range", "m") in reasons(wide)
+    many = plain(m=65, n=8, k=8, batch=2**27, b_k_major=False)
+    assert ("shape.range", "number of blocks of 64 x 8 elements") in reasons(many)
+    assert reasons(plain(m=Dim("m"), n=8, k=8)) == set()
+
+
 def test_an_operand_is_named_as_in_the_graph_where_rows_are_computed_as_columns():
     g = cudnn_core.Graph(io_data_type="fp8_e4m3", intermediate_data_type="float32", compute_data_type="float32")
     a = g.tensor(dim=(1, 8, 256), data_type="fp8_e5m2", name="A")

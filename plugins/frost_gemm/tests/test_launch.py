@@ -13,6 +13,7 @@ import pytest
 from frost_gemm.binding import Binding, Place, SizeOf
 from frost_gemm.ir import Aux, Gemm, Matrix, Op, Program, Reduction, Ref, Store, argument_words
 from frost_gemm.launch import Launcher, broken, layout_words, rules
+from frost_gemm.layout import LARGEST_EXTENT
 from frost_gemm.lower import lower
 
 import cudnn_core
@@ -210,9 +211,23 @@ def test_strides_that_a_tensor_map_cannot_hold_are_refused(name, stride, text):
 
 
 def test_sizes_are_32_bit():
-    big = operands(m=2**31)
-    with pytest.raises(ExecutionError, match="m is 2147483648, and the kernel needs at most 2147483647"):
+    big = operands(m=2**31 - 1)
+    with pytest.raises(ExecutionError, match="m is 2147483647, and the kernel needs at most 2147479552"):
         launcher().bind(big)
+
+
+def test_positions_past_the_last_row_are_32_bit_too():
+    """Of any tile and cluster: a position that wraps is negative, and looks as if it were inside."""
+    for tile in range(8, 257, 8):
+        for ctas in (1, 2, 4, 8):
+            assert -(-LARGEST_EXTENT // (tile * ctas)) * tile * ctas < 2**31
+
+
+def test_tiles_are_counted_in_32_bits():
+    fields = {"m": 65, "n": 8, "k": 8}
+    launcher().bind(operands(**fields, batch=2**27 - 1))
+    with pytest.raises(ExecutionError, match=r"blocks of 64 x 8 elements is 268435456, .* at most 268435455"):
+        launcher().bind(operands(**fields, batch=2**27))
 
 
 def test_offsets_beyond_32_bits_reach_the_kernel_unharmed():
