@@ -94,6 +94,15 @@ def _loop(mode, values):
 MODES = ["ADD", "MUL", "MIN", "MAX", "AMAX", "AVG", "NORM1", "NORM2", "MUL_NO_ZEROS"]
 
 
+@pytest.mark.parametrize("mode", ["MUL", "MUL_NO_ZEROS"])
+def test_a_product_of_integers_that_becomes_a_float_does_not_wrap(mode):
+    x = torch.full((1, 4, 15), -100, dtype=torch.int32)
+    graph = single(
+        "reduction", {"input": ("int32", (1, 4, 15))}, {"Y": ("float32", (1, 4, 1))}, {"mode": mode}, "float32"
+    )
+    assert run(graph, {"input": x})["Y"].flatten().tolist() == pytest.approx([-1e30] * 4)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("out", [(1, 3, 1), (2, 1, 4), (1, 1, 1), (2, 3, 4)])
 def test_reduction(mode, out):

@@ -21,7 +21,11 @@ Tensor = Any
 def reduction(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
     x = inputs["input"]
     mode = node.attrs["mode"]
-    exact = is_integer(x) and mode not in ("AVG", "NORM2")
+    # A product of integers soon exceeds int64; one that becomes a float need not.
+    whole = mode not in ("AVG", "NORM2", "MUL", "MUL_NO_ZEROS") or (
+        mode.startswith("MUL") and str(node.outputs["Y"].dtype).startswith(("int", "uint"))
+    )
+    exact = is_integer(x) and whole
     x = x.to(torch.int64) if exact else math.as_float(x)
     dim = node.outputs["Y"].dim
     if "group_offset" in inputs:
