@@ -100,6 +100,14 @@ def test_int32_reductions_are_exact(pattern):
 
 
 @PATTERNS
+def test_the_size_of_the_smallest_int32_saturates(pattern):
+    x = np.zeros((1, 64, 16), np.int32)
+    x[0, 3, 4] = -(2**31)
+    made = program([Reduction(ACC, mode, "mn", "int32") for mode in ("AMAX", "NORM1")], accumulate="int32")
+    assert [got.item() for got in run(pattern, made, x)] == [2**31 - 1] * 2
+
+
+@PATTERNS
 def test_extremes_of_either_sign_infinities_and_nan(pattern):
     """Floats are compared as integers in memory: signs, zeros and NaNs are where that goes wrong."""
     x = small_integers((1, 64, 16), 3) - 10.0  # all negative

@@ -89,8 +89,12 @@ class _Reduce:
     def _prepared(self, values: cute.TensorSSA) -> cute.TensorSSA:
         values = as_float(values) if self.dtype is Float32 else as_integer(values)
         if self.mode.prepare == "abs":
-            below = values < cute.full_like(values, 0)
-            return cute.math.abs(values) if self.dtype is Float32 else cute.where(below, -values, values)
+            if self.dtype is Float32:
+                return cute.math.abs(values)
+            # The size of the smallest int32 saturates: it has no int32.
+            lowest = cute.full_like(values, -INT32_MAX)
+            values = cute.where(values < lowest, lowest, values)
+            return cute.where(values < cute.full_like(values, 0), -values, values)
         if self.mode.prepare == "nonzero":
             return cute.where(values == cute.full_like(values, 0), cute.full_like(values, 1), values)
         return values
