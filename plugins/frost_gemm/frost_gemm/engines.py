@@ -83,7 +83,10 @@ class _Gemm:
     ) -> CompiledPlan:
         from .plan import restored
 
-        plan = restored(header, payloads, ctx.device.arch, lambda tile: _program_of(graph.facts(lower), tile))
+        facts = self._facts(ctx.device)
+        if facts is None:
+            raise BuildError(f"there are no kernels for {ctx.device!r}")
+        plan = restored(header, payloads, facts, lambda tile: _program_of(graph.facts(lower), tile))
         return _ready(plan, ctx.device)
 
     def _facts(self, device: DeviceInfo) -> ArchFacts | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn_core import BuildError
 
-from .compile import CompiledKernel, Function, load, toolchain
+from .compile import CompiledKernel, Function, kernel_name, load, toolchain
 from .config import TileConfig
 from .ir import Program
 from .launch import Launcher
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cudnn_core import Artifact, ExecutionContext, HostBlock, Operand, Runner, VariantPack
 
     from .binding import Binding
+    from .facts import ArchFacts
 
 __all__ = ["GemmPlan", "restored"]
 
@@ -78,12 +79,12 @@ class GemmPlan:
 def restored(
     header: Mapping[str, Any],
     payloads: Mapping[str, bytes],
-    arch: str,
+    facts: ArchFacts,
     program_of: Callable[[TileConfig], tuple[Program, Binding]],
 ) -> GemmPlan:
     """The plan of ``GemmPlan.serialize``; ``program_of`` says what the graph is under a configuration.
 
-    Raises BuildError for another format, architecture, program or runtime.
+    Raises BuildError for another format, architecture, program, configuration or runtime.
     """
     try:
         if header["schema"] != SCHEMA:
@@ -97,15 +98,26 @@ def restored(
         raise BuildError(f"not a plan of this plugin: {type(error).__name__}: {error}") from error
     program, binding = program_of(config)
     for what, have, want in (
-        ("architecture", kernel.arch, arch),
+        ("architecture", kernel.arch, facts.target.removeprefix("sm_")),
         ("program", stated, program.canonical()),
+        ("configuration", kernel.name, _name(program, config, facts)),
         ("runtime", runtime, _runtime()),
     ):
         if have != want:
             raise BuildError(f"the plan's kernel is of another {what}: {have}, not {want}")
+    if not kernel.entry.startswith(kernel.name):
+        raise BuildError(f"the plan's kernel {kernel.name} has another one's entry: {kernel.entry}")
     if kernel.cubin not in kernel.object:
         raise BuildError("the plan's object does not hold its cubin")
     return GemmPlan(program, binding, config, kernel)
+
+
+def _name(program: Program, config: TileConfig, facts: ArchFacts) -> str:
+    """The kernel's name; "" for values that no configuration has."""
+    try:
+        return kernel_name(program, config, facts)
+    except (TypeError, ValueError):
+        return ""
 
 
 def _runtime() -> dict[str, str]:

@@ -290,6 +290,10 @@ def test_a_plan_survives_saving_and_loading(plans, monkeypatch):
         ({"arch": "103a"}, "another architecture"),
         ({"runtime": {"nvidia-cutlass-dsl": "4.7.0"}}, "another runtime"),
         ({"config": {"tile": 1}}, "not a plan of this plugin"),
+        ({"config": header["config"] | {"tile_n": 96}}, "another configuration"),
+        ({"config": header["config"] | {"tile_k": "128"}}, "another configuration"),
+        ({"name": "frost"}, "another configuration"),
+        ({"entry": "other"}, "another one's entry"),
     ):
         with pytest.raises(BuildError, match=text):
             load({**header, **change}, payloads, graph, ctx)
