@@ -402,6 +402,9 @@ def _check_tcgen05_tile(program: Program, config: TileConfig, facts: ArchFacts) 
         step <= config.tile_n <= 256 and config.tile_n % step == 0,
         "knob.domain", "knob:tile_n", {"multiple_of": step, "at most": 256}, config.tile_n,
     )  # fmt: skip
+    # The DSL has no layout of other halves: it ends the process (4.8.1).
+    halved = group == 1 or config.tile_n == 16 or config.tile_n % 32 == 0
+    _require(halved, "knob.domain", "knob:tile_n", "16 or a multiple of 32 in a pair", config.tile_n)
     _require(config.tile_k in (64, 128, 256), "knob.domain", "knob:tile_k", [64, 128, 256], config.tile_k)
     for name in ("cluster_m", "cluster_n", "split_k"):
         value = getattr(config, name)

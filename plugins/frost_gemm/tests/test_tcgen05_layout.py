@@ -174,6 +174,17 @@ def test_clusters_beyond_the_hardware_are_declined():
     assert declined(config, program(), max_cluster=8) == ("knob.domain", "cluster")
 
 
+@pytest.mark.parametrize("width", range(16, 257, 16))
+def test_the_halves_of_a_pair_are_those_that_the_compiler_can_lay_out(width):
+    """With others it ends the process, and no error could be raised."""
+    pair = TileConfig(256, width, 128, 2, cta_group=2)
+    if width == 16 or width % 32 == 0:
+        assert plan_layout(program(), pair, facts()).stages
+    else:
+        assert declined(pair, program()) == ("knob.domain", "knob:tile_n")
+    assert plan_layout(program(), replace(pair, tile_m=128, cluster_m=1, cta_group=1), facts()).stages
+
+
 @pytest.mark.parametrize(("a", "step"), [("bfloat16", 16), ("fp8_e4m3", 32)])
 def test_a_transposed_8_bit_b_needs_wider_tiles_in_a_pair(a, step):
     pair = TileConfig(256, step, 128, 2, cta_group=2)
