@@ -21,6 +21,9 @@ from typing import Any, NamedTuple
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # the repository, not this folder
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "emulator"))
+from ptx_emulator._executor import by_class  # noqa: E402
+
 from benchmarks._harness import ROOT, Report, Row, child, finish, options  # noqa: E402
 
 _EMULATOR = ROOT / "emulator"
@@ -28,15 +31,6 @@ _KERNELS = _EMULATOR / "tests" / "kernels"
 _RECORDED = ("tma_copy.sm_90a", "wgmma_gemm.sm_90a", "tcgen05_gemm.sm_100a", "tcgen05_gemm_pair.sm_100a",
              "mxf8_gemm.sm_100a", "nvf4_gemm.sm_100a", "clc_gemm.sm_100a")  # fmt: skip
 _PEAK = 2048  # MiB
-_CLASSES = {
-    "tensor core": ("mma", "tcgen05", "wgmma"),
-    "copy": ("clusterlaunchcontrol", "cp", "mapa", "prefetch", "tensormap"),
-    "memory": ("atom", "ld", "ldmatrix", "red", "st", "stmatrix"),
-    "synchronisation": ("activemask", "bar", "barrier", "elect", "fence", "griddepcontrol", "mbarrier", "membar",
-                        "nanosleep", "setmaxnreg", "shfl", "vote"),
-    "control": ("bra", "brx", "call", "exit", "ret"),
-}  # fmt: skip
-_CLASS_OF = {name: group for group, names in _CLASSES.items() for name in names}
 
 
 class Fresh(NamedTuple):
@@ -128,12 +122,7 @@ class _Report(Report):
 
     def case(self, title: str, measured: list[Any], budget: float | None) -> None:
         seconds, counts, peak, error = measured
-        instructions: dict[str, int] = {}
-        for name, amount in counts.items():
-            root, _, opcode = name.partition(".")
-            if root == "instructions" and opcode:
-                group = _CLASS_OF.get(opcode.partition(".")[0], "arithmetic")
-                instructions[group] = instructions.get(group, 0) + amount
+        instructions = by_class(counts)
         moved = {name[6:]: amount for name, amount in counts.items() if name.startswith("bytes.")}
         self._extra[title] = {"instructions": instructions, "bytes": moved}
         rows = [Row(title, "s", seconds[0], error=error, budget=budget)]

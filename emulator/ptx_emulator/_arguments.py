@@ -22,6 +22,7 @@ import numpy as np
 
 from ._arena import Arena
 from ._findings import EmulationError
+from ._memory import Outputs
 
 __all__ = ["Descriptor", "HostMemory", "Packed", "pack_compiled", "pack_plain", "relocate"]
 
@@ -99,9 +100,9 @@ class HostMemory:
         return hasattr(value, "addresses") and hasattr(value, "data")
 
 
-def pack_compiled(compiled: Any, args: Sequence[Any], arena: Arena, outputs: Sequence[Any]) -> list[Packed]:
+def pack_compiled(compiled: Any, args: Sequence[Any], arena: Arena, outputs: Sequence[Any] | Outputs) -> list[Packed]:
     """What `compiled(*args)` would hand to its host function. A host block stands for its address."""
-    fresh = {id(value) for value in outputs}
+    fresh = Outputs.of(outputs)
     pointers: list[tuple[int, int]] = []
     blocks: dict[int, HostMemory] = {}
     given: list[Any] = []
@@ -136,14 +137,14 @@ def pack_compiled(compiled: Any, args: Sequence[Any], arena: Arena, outputs: Seq
     return packed
 
 
-def pack_plain(args: Sequence[Any], arena: Arena, outputs: Sequence[Any]) -> list[Packed]:
+def pack_plain(args: Sequence[Any], arena: Arena, outputs: Sequence[Any] | Outputs) -> list[Packed]:
     """Arguments of an exported object, in the order of its header.
 
     A tensor is its address (a pointer argument or a static tensor), `Descriptor` a tensor with dynamic dimensions, a host
     block the address of its memory, None a null stream, bytes are themselves; int, float and bool are int32, float32
     and uint8, numpy scalars and ctypes values have their own width.
     """
-    fresh = {id(value) for value in outputs}
+    fresh = Outputs.of(outputs)
     packed = []
     for number, value in enumerate(args):
         name = f"argument {number}"
@@ -154,7 +155,7 @@ def pack_plain(args: Sequence[Any], arena: Arena, outputs: Sequence[Any]) -> lis
     return packed
 
 
-def _plain(value: Any, name: str, arena: Arena, fresh: set[int]) -> bytes:
+def _plain(value: Any, name: str, arena: Arena, fresh: Outputs) -> bytes:
     if value is None:
         return bytes(8)
     if isinstance(value, (bytes, bytearray, memoryview)):

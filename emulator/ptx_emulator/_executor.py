@@ -9,7 +9,7 @@ an exported object, a plain one or one for TVM-FFI. Imported through the entry p
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from ._arena import Arena
@@ -66,6 +66,28 @@ def executor(
         raise FoundError(report)
 
 
+# Opcodes by class; what is in none of them computes.
+CLASSES = {
+    "tensor core": ("mma", "tcgen05", "wgmma"),
+    "copy": ("clusterlaunchcontrol", "cp", "mapa", "prefetch", "tensormap"),
+    "memory": ("atom", "ld", "ldmatrix", "red", "st", "stmatrix"),
+    "synchronisation": ("activemask", "bar", "barrier", "elect", "fence", "griddepcontrol", "mbarrier", "membar",
+                        "nanosleep", "setmaxnreg", "shfl", "vote"),
+    "control": ("bra", "brx", "call", "exit", "ret"),
+}  # fmt: skip
+_CLASS_OF = {name: group for group, names in CLASSES.items() for name in names}
+
+
+def by_class(counts: Mapping[str, int]) -> dict[str, int]:
+    """Warp instructions by class, most first, of a report's counts."""
+    found: dict[str, int] = {}
+    for name, count in counts.items():
+        if name.startswith("instructions."):
+            group = _CLASS_OF.get(name.removeprefix("instructions.").partition(".")[0], "arithmetic")
+            found[group] = found.get(group, 0) + count
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
 def summary(report: Report) -> str:
     """Three lines: launches and findings, instructions by class, bytes by path."""
     counts = report.counts
@@ -74,9 +96,10 @@ def summary(report: Report) -> str:
         found = {n.removeprefix(prefix): c for n, c in counts.items() if n.startswith(prefix)}
         return ", ".join(f"{n} {c:,}" for n, c in sorted(found.items(), key=lambda item: (-item[1], item[0]))) or "none"
 
+    classes = ", ".join(f"{name} {count:,}" for name, count in by_class(counts).items())
     return (
         f"emulator: {counts.get('launches', 0)} launch(es), {len(report.findings)} finding(s)\n"
-        f"warp instructions: {counts.get('instructions', 0):,}: {listed('instructions.')}\n"
+        f"warp instructions: {counts.get('instructions', 0):,}: {classes or 'none'}\n"
         f"bytes moved: {listed('bytes.')}"
     )
 

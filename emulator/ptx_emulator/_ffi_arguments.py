@@ -16,6 +16,7 @@ import numpy as np
 from ._arena import Arena
 from ._arguments import Descriptor, HostMemory, Packed, check_pointers, register
 from ._findings import EmulationError
+from ._memory import Outputs
 
 __all__ = ["pack_ffi"]
 
@@ -39,14 +40,14 @@ _DTYPES = {
 }
 
 
-def pack_ffi(args: Sequence[Any], arena: Arena, outputs: Sequence[Any]) -> list[Packed]:
+def pack_ffi(args: Sequence[Any], arena: Arena, outputs: Sequence[Any] | Outputs) -> list[Packed]:
     """The arguments of a call of the function.
 
     A tensor is a tensor (numpy, torch, runtime `cute.Tensor`), an integer an integer; one that lies in a tensor's memory is
     taken as an address (a pointer argument) and becomes the device's, as does a `ctypes.c_void_p` and 8 bytes. A host block
     is the address of its memory. None is None (a null stream); lists and tuples are arrays.
     """
-    fresh = {id(value) for value in outputs}
+    fresh = Outputs.of(outputs)
     pointers: list[tuple[int, int]] = []
 
     def pack(value: Any, number: int, whole: bool) -> Packed:

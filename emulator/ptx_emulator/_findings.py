@@ -149,6 +149,8 @@ class Limits:
             values["tensor_columns"] = 0
         known = {f.name for f in fields(cls)}
         for name, value in (overrides or {}).items():
-            if name in known and value is not None:
+            if name not in known:
+                raise EmulationError(f"no limit is called {name!r}: {', '.join(sorted(known))}")
+            if value is not None:
                 values[name] = int(value)
         return cls(**values)

@@ -7,7 +7,6 @@ to its end; a cluster that spins on memory lets the next one run to its end mean
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from ._clocks import Agents, Events
 from ._cluster import Cluster
 from ._cta import RESERVED
 from ._findings import EmulationError, Findings, Limits, Report
-from ._memory import GlobalMemory, Region, host_buffer
+from ._memory import GlobalMemory, Outputs, Region, host_buffer
 from ._ptx import WIDTHS, Entry, Module, Param, parse
 from ._schedule import AsyncQueue, run_cluster
 from ._translate import translate
@@ -36,6 +35,23 @@ def _dims(value: Any, what: str) -> tuple[int, int, int]:
     return (*dims, 1, 1)[:3]  # type: ignore[return-value]
 
 
+class Work:
+    """The origins of the clusters that have not begun, x fastest; a grid of 2^31 is not written down."""
+
+    def __init__(self, steps: Sequence[range]) -> None:
+        self._steps, self._next = steps, 0
+        self._count = len(steps[0]) * len(steps[1]) * len(steps[2])
+
+    def __len__(self) -> int:
+        return self._count - self._next
+
+    def popleft(self) -> tuple[int, int, int]:
+        rest, x = divmod(self._next, len(self._steps[0]))
+        z, y = divmod(rest, len(self._steps[1]))
+        self._next += 1
+        return self._steps[0][x], self._steps[1][y], self._steps[2][z]
+
+
 class Machine:
     """State that outlives a cluster: code, global memory, parameters, findings."""
 
@@ -49,7 +65,7 @@ class Machine:
         self.threads = self.block[0] * self.block[1] * self.block[2]
         self.seed, self.schedule, self.strict = seed, schedule, strict
         self.dynamic_smem = dynamic_smem
-        self.aborted = False
+        self.aborted = self.refused = False
         self.depth = 0
         self.events = Events()
         clusters = self.cluster[0] * self.cluster[1] * self.cluster[2]
@@ -69,7 +85,7 @@ class Machine:
         self.dynamic_base = dynamic if any(offset < 0 for offset, _ in entry.shared.values()) else RESERVED
         self.shared_bytes = -(-(max(dynamic, self.dynamic_base) + dynamic_smem) // 16) * 16
         self.hits = [0] * (len(entry.instructions) + 1)
-        self.work: deque[tuple[int, int, int]] = deque()
+        self.work = Work((range(0), range(0), range(0)))
         self.sync: dict[int, Any] = {}  # address -> (cluster, clocks) of the last release
         self._check_launch()
         self.code, self._template, self._specials = translate(self)
@@ -79,6 +95,7 @@ class Machine:
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         problems = [
             (self.threads > limits.threads_per_block, f"block of {self.threads} threads, at most {limits.threads_per_block}"),
+            (self.block[0] > 1024 or self.block[1] > 1024 or self.block[2] > 64, f"block {self.block}, at most (1024, 1024, 64)"),
             (size > limits.cluster_size, f"cluster of {size} CTAs, at most {limits.cluster_size}"),
             (any(g % c for g, c in zip(self.grid, self.cluster, strict=True)), f"grid {self.grid} is not a multiple of the cluster {self.cluster}"),
             (self.grid[0] > limits.grid_x or max(self.grid[1:]) > limits.grid_yz, f"grid {self.grid} beyond the device"),
@@ -99,6 +116,7 @@ class Machine:
             )
         for wrong, message in problems:
             if wrong:
+                self.refused = True  # as the driver would
                 add("limits", message, None, (), key=message)
 
     def registers(self, cta: Any, warp: int) -> list[Any]:
@@ -132,8 +150,10 @@ class Machine:
         return not self.aborted
 
     def run(self) -> None:
+        if self.refused:
+            return
         steps = [range(0, g - c + 1, c) for g, c in zip(self.grid, self.cluster, strict=True)]
-        self.work = deque((x, y, z) for z in steps[2] for y in steps[1] for x in steps[0])
+        self.work = Work(steps)
         with np.errstate(all="ignore"):
             while self.work and not self.aborted:
                 self._run_cluster(self.queue)
@@ -157,6 +177,10 @@ def _pack(param: Param, value: Any, machine: Machine, initialised: bool) -> byte
             raise EmulationError(f"parameter {param.name} is .{param.type}: pass an integer or bytes")
         width = WIDTHS[param.type] if param.size == WIDTHS[param.type] else param.size
         return (int(value) % (1 << 8 * width)).to_bytes(width, "little")
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        raise EmulationError(
+            f"parameter {param.name}: a read-only array, what the kernel writes would be lost; pass a copy"
+        )
     address, data = host_buffer(value)
     if param.size != 8:
         raise EmulationError(f"parameter {param.name} has {param.size} bytes: a tensor is an 8-byte address")
@@ -201,6 +225,8 @@ def run_ptx(
 
     Returns: `Report(findings, counts)`. Raises `EmulationError` for what cannot be executed.
     """
+    if seed < 0 or dynamic_smem < 0:
+        raise EmulationError(f"seed and dynamic_smem are not negative: {seed}, {dynamic_smem}")
     module = parse(text)
     if entry is None and len(module.entries) == 1:
         entry = next(iter(module.entries))
@@ -210,7 +236,7 @@ def run_ptx(
     if len(args) != len(kernel.params):
         raise EmulationError(f"{entry} has {len(kernel.params)} parameters, {len(args)} arguments given")
     machine = Machine(module, kernel, grid, block, cluster, seed, check, dynamic_smem, limits, schedule, strict)
-    fresh = {id(o) for o in outputs}
+    fresh = Outputs(outputs)
     if isinstance(buffers, Mapping):
         for address, data in buffers.items():
             machine.memory.register(int(address), data, f"buffer {int(address):#x}", id(data) not in fresh, data)
@@ -221,6 +247,7 @@ def run_ptx(
     for param, value in zip(kernel.params, args, strict=True):
         raw = _pack(param, value, machine, id(value) not in fresh)
         machine.params.data[param.offset : param.offset + len(raw)] = np.frombuffer(raw, np.uint8)
+    fresh.check()
     if observe is not None:
         observe(machine)
     machine.run()

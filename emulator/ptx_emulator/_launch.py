@@ -32,6 +32,7 @@ from ._arguments import Packed, pack_compiled, pack_plain, relocate
 from ._ffi_arguments import pack_ffi
 from ._findings import EmulationError, Finding, FindingError, Report, UnsupportedError
 from ._limits import device_attributes, device_limits
+from ._memory import Outputs
 from ._progress import Progress
 from ._runtime import HostFunction, host_function, link_object, runtime_library
 
@@ -155,6 +156,8 @@ def run_host(
     """Run a subject on packed arguments (host addresses in them) whose memory `arena` has; the arena is placed here."""
     if check not in ("report", "raise"):
         raise ValueError(f'check must be "report" or "raise", not {check!r}')
+    if seed < 0 or not timeout > 0:
+        raise EmulationError(f"seed is at least 0 and timeout above 0: {seed}, {timeout}")
     job = _job(subject, packed, arena, limits, seed=seed, check=check, schedule=schedule, strict=strict)
     document = _run(job, subject, arena, timeout, progress)["report"]
     return Report(tuple(_finding(f) for f in document["findings"]), document["counts"])
@@ -204,7 +207,9 @@ def _export(compiled: Any, ffi: bool) -> bytes:
         return made.read_bytes()
 
 
-def pack_arguments(subject: Subject, args: Sequence[Any], arena: Arena, outputs: Sequence[Any] = ()) -> list[Packed]:
+def pack_arguments(
+    subject: Subject, args: Sequence[Any], arena: Arena, outputs: Sequence[Any] | Outputs = ()
+) -> list[Packed]:
     """The arguments of the subject's host function, in the form that it takes; their memory is registered."""
     if subject.packer is not None:
         return pack_compiled(subject.packer, args, arena, outputs)
@@ -214,11 +219,13 @@ def pack_arguments(subject: Subject, args: Sequence[Any], arena: Arena, outputs:
 @contextlib.contextmanager
 def _packed(subject: Subject, args: Sequence[Any], buffers: Sequence[Any], outputs: Sequence[Any]) -> Iterator[tuple[Arena, list[Packed]]]:  # fmt: skip
     arena = Arena()
-    fresh = {id(value) for value in outputs}
+    fresh = Outputs(outputs)
     try:
         for number, value in enumerate(buffers):
             arena.add_tensor(value, f"buffer {number}", fresh=id(value) in fresh)
-        yield arena, pack_arguments(subject, args, arena, outputs)
+        packed = pack_arguments(subject, args, arena, fresh)
+        fresh.check()
+        yield arena, packed
     finally:
         arena.close()
 

@@ -11,7 +11,7 @@ param and local memory lie above every host address. PTX ISA 5.1 "State spaces",
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -179,6 +179,30 @@ class Region:
         return True
 
 
+class Outputs:
+    """The tensors of `outputs=`, recognised among arguments and buffers by identity: `id(value) in outputs`."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = tuple(values)
+        self._missing = {id(value): number for number, value in enumerate(self._values)}
+        self._ids = frozenset(self._missing)
+
+    def __contains__(self, identity: int) -> bool:
+        self._missing.pop(identity, None)
+        return identity in self._ids
+
+    @classmethod
+    def of(cls, values: Sequence[Any] | Outputs) -> Outputs:
+        return values if isinstance(values, Outputs) else cls(values)
+
+    def check(self) -> None:
+        """Raises EmulationError for one that was not asked for: it would have no effect."""
+        for number in self._missing.values():
+            raise EmulationError(
+                f"outputs[{number}] is neither an argument nor a buffer of this launch: the very object is needed, not a view"
+            )
+
+
 def host_buffer(value: Any) -> tuple[int, Bytes]:
     """Address and writable bytes of a numpy array or a CPU torch tensor, its whole extent (strides included)."""
     if isinstance(value, np.ndarray):
@@ -187,6 +211,8 @@ def host_buffer(value: Any) -> tuple[int, Bytes]:
             (n - 1) * abs(s) for n, s in zip(value.shape, value.strides, strict=True))  # fmt: skip
         if any(s < 0 for s in value.strides):
             raise EmulationError("arrays with negative strides are not supported as arguments")
+        if value.dtype.hasobject:
+            raise EmulationError(f"an array of {value.dtype} holds no numbers")
         if not value.flags.writeable:
             return address, np.frombuffer(ctypes.string_at(address, span), np.uint8).copy()
     elif hasattr(value, "data_ptr"):

@@ -237,7 +237,7 @@ def test_the_summary_lists_instructions_and_bytes():
     )
     assert summary(report) == (
         "emulator: 1 launch(es), 0 finding(s)\n"
-        "warp instructions: 1,500: add 1,000, ld 500\n"
+        "warp instructions: 1,500: arithmetic 1,000, memory 500\n"
         "bytes moved: ld.global 4,096"
     )
 

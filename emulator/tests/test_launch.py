@@ -435,3 +435,18 @@ def test_an_exported_object_runs_without_the_dsl_in_the_parent(dsl, tmp_path):
     three = [Descriptor(v, shapes=[0]) for v in (x, y, out)]
     assert launch(tmp_path / "axpy.o", *three, 2.0, None, ptx=tmp_path / "axpy.ptx").findings == ()
     np.testing.assert_allclose(out, y + x * np.float32(2), rtol=2**-22)
+
+
+def test_an_output_that_is_no_argument_is_refused(add):
+    x, y = vectors()
+    with pytest.raises(EmulationError, match=r"outputs\[0\] is neither an argument nor a buffer"):
+        run_axpy(add, x, y, outputs=[y[:]])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"seed": -1}, "seed"), ({"timeout": float("nan")}, "timeout"), ({"limits": {"grid_q": 1}}, "grid_q")],
+)
+def test_values_of_options_that_mean_nothing(add, options, text):
+    with pytest.raises(EmulationError, match=text):
+        run_axpy(add, *vectors(), **options)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ptx_emulator import FindingError
+from ptx_emulator import EmulationError, FindingError, run_ptx
 
 S = runpy.run_path(str(Path(__file__).with_name("_snippets.py")))
 launch, kinds = S["launch"], S["kinds"]
@@ -280,3 +280,34 @@ DONE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
                 "inc": 0 if result >= v else result + 1,
             }[name]
         assert out[word] == result
+
+
+def test_a_launch_beyond_the_device_is_not_executed():
+    """Nor is its grid written down: 2^31 CTAs would not fit."""
+    x = np.zeros(32, np.float32)
+    text = """
+.version 8.8
+.target sm_90a
+.address_size 64
+.visible .entry one(.param .u64 x)
+{
+    .reg .b64 %rd<2>; .reg .f32 %f<2>;
+    ld.param.u64 %rd1, [x];
+    mov.f32 %f1, 0f3F800000;
+    st.global.f32 [%rd1], %f1;
+    ret;
+}
+"""
+    for options in ({"grid": 2**31, "block": 32}, {"grid": 1, "block": (1, 1, 65)}):
+        report = run_ptx(text, "one", args=[x], **options)
+        assert [finding.kind for finding in report.findings] == ["limits"]
+        assert not x.any()
+        assert "instructions" not in report.counts
+
+
+def test_what_a_kernel_writes_to_a_read_only_array_would_be_lost():
+    x = np.zeros(32, np.float32)
+    x.flags.writeable = False
+    text = ".version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry none(.param .u64 x)\n{ ret; }\n"
+    with pytest.raises(EmulationError, match="parameter x: a read-only array"):
+        run_ptx(text, "none", 1, 32, args=[x])
