@@ -269,7 +269,8 @@ def test_a_plan_for_a_described_gpu_needs_no_dsl_once_its_kernel_is_cached(plans
         "print(plan.artifacts[0].name, 'cutlass' in sys.modules)\n"
     )
     arguments = [str(Path(__file__).parent), compiling.sources_digest()]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    for _ in range(2):  # the first one compiles, if this process has compiled under other variables of the DSL
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [plans["B200"].artifacts[0].name, "False"]
 
 
