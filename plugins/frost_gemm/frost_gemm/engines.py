@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Sm90Wgmma", "Sm100Tcgen05"]
 
+KNOBS = ("tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "split_k", "swap_ab", "stages", "raster")  # of both
+
 ERRORS = "calibration/errors.json"  # of the estimates, by architecture
 
 
@@ -122,18 +124,7 @@ class Sm90Wgmma(_Gemm):
 
     mma = "wgmma"
     sm = ("90a",)
-    knobs = (
-        "tile_m",
-        "tile_n",
-        "tile_k",
-        "cluster_m",
-        "cluster_n",
-        "split_k",
-        "swap_ab",
-        "stages",
-        "schedule",
-        "raster",
-    )
+    knobs = (*KNOBS, "schedule")
 
 
 class Sm100Tcgen05(_Gemm):
@@ -141,18 +132,7 @@ class Sm100Tcgen05(_Gemm):
 
     mma = "tcgen05"
     sm = ("100f",)
-    knobs = (
-        "tile_m",
-        "tile_n",
-        "tile_k",
-        "cluster_m",
-        "cluster_n",
-        "split_k",
-        "swap_ab",
-        "stages",
-        "cta_group",
-        "raster",
-    )
+    knobs = (*KNOBS, "cta_group")
 
 
 class _Verdicts(dict[Any, Any]):

@@ -20,9 +20,13 @@ ENGINES = {"H200": "frost_gemm:sm90_wgmma", "B200": "frost_gemm:sm100_tcgen05"}
 DEVICES = {"H200": "H200", "B200": "B200", "B300": "B200", "R200": "B200"}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("CUDNN_CORE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "frost cache"))
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    """Not the user's. The variable alone is not seen once the configuration has been read."""
+    folder = str(tmp_path_factory.getbasetemp() / "frost cache")
+    with pytest.MonkeyPatch.context() as patch, cudnn_core.configure(cache_dir=folder):
+        patch.setenv("CUDNN_CORE_CACHE_DIR", folder)  # of child processes
+        yield
 
 
 @pytest.fixture
