@@ -13,6 +13,7 @@ from _tcgen05 import plain, recorded, run, tile
 
 ACC, VAL, AUX = (lambda i, kind=kind: Ref(kind, i) for kind in ("acc", "val", "aux"))
 PAIR = tile(n=128, pair=True)
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUDA driver API, CUlaunchAttributeID
 
 
 def exact(found, *products):
@@ -103,6 +104,11 @@ def test_launch_has_the_layout_s_memory_and_a_cluster_for_every_tile(config, gri
     (launch,), layout = recorded(plain(), config, "B200", 600, 300, 72, 2)
     assert launch.dynamic_smem == layout.shared_bytes
     assert (launch.grid, launch.cluster, launch.block) == (grid, cluster, (layout.threads, 1, 1))
+
+
+def test_launch_may_begin_before_the_one_ahead_has_ended():
+    (launch,), _ = recorded(plain(), tile(), "B200", 136, 72, 72)
+    assert dict(launch.attributes)[PROGRAMMATIC_STREAM_SERIALIZATION][0] == 1
 
 
 def test_one_cluster_takes_over_the_tiles_of_clusters_that_have_not_begun():

@@ -196,6 +196,19 @@ def test_fp8_uses_the_widest_instruction_of_the_part(device, k_bytes):
     assert compiled(program, tile(), device).ptx.count("tcgen05.mma.cta_group::1") == 128 // k_bytes
 
 
+@pytest.mark.parametrize("epilogue", ["alpha, beta", "quantised, amax", "int8 weights"])
+def test_nothing_touches_global_memory_or_takes_a_tile_before_the_launch_ahead_has_ended(epilogue):
+    """Each warp waits before its role begins; from the launch before, others may still read what this one writes."""
+    ptx = compiled(made("bfloat16", "bfloat16", ("k", "k"), **EPILOGUES[epilogue]), tile(), "R200").ptx
+    (body,) = (entry for entry in ptx.split(".entry")[1:] if "tcgen05.mma" in entry)
+    before, wait, after = body.partition("griddepcontrol.wait")
+    assert "griddepcontrol.launch_dependents" in before
+    touches = re.compile(r"\b(?:ld|st|red|atom)\.(?:[a-z_:]+\.)*global|cp\.async\.bulk\.tensor|try_cancel")
+    assert wait
+    assert not touches.search(before)
+    assert touches.search(after)
+
+
 def test_a_longer_name_for_every_choice_that_changes_the_kernel():
     program = made("bfloat16", "bfloat16", ("k", "k"), **EPILOGUES["plain"])
     names = {

@@ -18,7 +18,10 @@ Rings of mbarriers, "full" when there is something to read, "empty" when it has 
     next tile     1           6 -> all  bytes of the response        / a lane of every warp of the cluster that reads it
 
 The grid has one cluster for every ``cluster_m x cluster_n`` CTA tiles. A cluster that runs takes over launches that have not begun.
-References: PTX ISA, "tcgen05", "clusterlaunchcontrol", "cp.async.bulk.tensor".
+
+Launch: dependent launches may begin as soon as every CTA has. No warp touches global memory before griddepcontrol.wait, nor asks for
+another tile: a CTA that began early would take the tiles of SMs that the launch before still holds.
+References: PTX ISA, "tcgen05", "clusterlaunchcontrol", "cp.async.bulk.tensor", "griddepcontrol".
 """
 
 from __future__ import annotations
@@ -146,6 +149,7 @@ class Tcgen05Kernel:
             block=[self.layout.threads, 1, 1],
             cluster=[config.cluster_m, config.cluster_n, config.split_k],
             min_blocks_per_mp=1,  # shared memory is for one CTA; without a word on it, ptxas spills to make room for a second one
+            use_pdl=True,  # every access to memory comes after griddepcontrol.wait
             stream=stream,
         )
 
@@ -246,6 +250,8 @@ class Tcgen05Kernel:
         rings = self.rings(smem)
         first = block // self.config.cluster_m
 
+        if warp == TMA_WARP:
+            self.prefetch_descriptors(load, store)
         if warp == MMA_WARP:
             with cute.arch.elect_one():
                 self.init_barriers(rings)
@@ -253,6 +259,9 @@ class Tcgen05Kernel:
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=self.group == 2)
         self.sync()
         sums = cute.arch.retrieve_tmem_ptr(self.sum_type, 16, rings.tmem_address)
+        # The next kernel may take its place on the SMs; it waits in turn for this one to end before it touches memory.
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
 
         if warp == SCHEDULER_WARP:
             self.schedule(rings, place)
@@ -270,6 +279,11 @@ class Tcgen05Kernel:
         self.sync()
         if warp == MMA_WARP:
             cute.arch.dealloc_tmem(sums, self.layout.tmem_columns, is_two_cta=self.group == 2)
+
+    def prefetch_descriptors(self, *groups: Any) -> None:
+        """Of all TMA atoms: they are parameters of the kernel, which no other launch writes."""
+        for atom in (atom for group in groups for atom in group or ()):
+            cpasync.prefetch_descriptor(atom)
 
     def place(self) -> Place:
         """This CTA's place in its cluster."""
@@ -435,8 +449,6 @@ class Tcgen05Kernel:
         tile: Int32,
     ) -> None:
         """Warp 5: every stage of every tile."""
-        for atom in load:
-            cpasync.prefetch_descriptor(atom)
         loads = self.partition(load, operand, smem, place)
         steps = self.steps(k)
         stage, phase, turn, valid = Int32(0), Int32(0), Int32(0), Int32(1)
