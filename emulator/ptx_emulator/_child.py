@@ -30,6 +30,7 @@ from ._ptx import Entry, parse
 __all__ = ["main"]
 
 _CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
+_PROGRAMMATIC = 6  # cudaLaunchAttributeProgrammaticStreamSerialization
 _PROGRESS_SECONDS = 0.25
 
 
@@ -78,6 +79,10 @@ class Recorded(NamedTuple):
     params: tuple[bytes, ...]
     cubin: bytes
     attributes: tuple[tuple[int, bytes], ...]
+
+    @property
+    def programmatic(self) -> bool:
+        return any(kind == _PROGRAMMATIC and any(value[:4]) for kind, value in self.attributes)
 
 
 class Recorder:
@@ -143,7 +148,8 @@ def run(job: Mapping[str, Any], send: Any) -> None:
         try:
             report = run_ptx(launch.text, launch.kernel, launch.grid, launch.block, launch.cluster, launch.params,
                              job["seed"], job["check"], launch.dynamic_smem, job["limits"],
-                             schedule=job["schedule"], strict=job["strict"], buffers=buffers, outputs=fresh, observe=watch)  # fmt: skip
+                             schedule=job["schedule"], strict=job["strict"], buffers=buffers, outputs=fresh, observe=watch,
+                             programmatic=launch.programmatic if job["programmatic"] is None else job["programmatic"])  # fmt: skip
         finally:
             watch.stop()
         findings += report.findings

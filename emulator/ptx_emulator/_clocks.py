@@ -4,7 +4,8 @@ Contract: an agent is a warp, the matrix engine of a warp (tcgen05 or wgmma, in 
 asynchronous copy. `known[0, a]` of an agent is the clock of agent `a` up to which it is ordered after `a`
 (PTX ISA 8 "Memory consistency model", causality order); `known[1, a]` the clock up to which the generic writes of
 `a` are visible to the async proxy as well (8.6 "Proxy"), `known[2, a]` the clock up to which its mbarrier.init are
-(fence.mbarrier_init or fence.proxy.async). Releases copy the array, acquires take the maximum.
+(fence.mbarrier_init or fence.proxy.async). Releases copy the array, acquires take the maximum. The last column is that of
+the launches before: `known[0, BEFORE]` is 1 once the agent is ordered after a griddepcontrol.wait.
 Atomics and `.relaxed` operations on global memory order as if they were release and acquire: an over-approximation
 that can miss a race and never invents one. Lanes of one warp are one agent: races inside a warp are not looked for.
 """
@@ -19,9 +20,10 @@ import numpy.typing as npt
 
 from ._findings import Findings
 
-__all__ = ["Access", "Agents", "Events", "Order"]
+__all__ = ["BEFORE", "Access", "Agents", "Events", "Order"]
 
 Ints: TypeAlias = "npt.NDArray[np.int32]"
+BEFORE = -1  # column of the launches that a dependent one waits for
 
 
 class Agents:
@@ -32,7 +34,7 @@ class Agents:
     def __init__(self, ctas: int, warps: int) -> None:
         self.stride = 2 * warps + self.SLOTS
         self.warps = warps
-        self.size = 1 + ctas * self.stride
+        self.size = 1 + ctas * self.stride + 1
         self.ticks: Any = np.zeros(self.size, np.int32)
         self._next = [0] * ctas
 
@@ -122,11 +124,15 @@ class Access(NamedTuple):
 
 
 class Order:
-    """Last writer and last read per agent of each granule of one memory region, and the check of a new access."""
+    """Last writer and last read per agent of each granule of one memory region, and the check of a new access.
+
+    `dependent`: a launch before may still use the region until griddepcontrol.wait returns.
+    """
 
     def __init__(self, granules: int, events: Events, agents: Agents, findings: Findings, name: str, kind: str) -> None:
         self.events, self.agents, self.findings = events, agents, findings
         self.name, self.kind = name, kind
+        self.dependent = False
         self.writer: Any = np.zeros(granules, np.int32)
         self.written = False
         self.reads: dict[int, Ints] = {}
@@ -172,8 +178,16 @@ class Order:
             return int(ids[where]), int(granules.start) + where
         return int(ids.reshape(-1)[where]), int(np.asarray(granules).reshape(-1)[where])
 
+    def _early(self, what: str, access: Access, granules: Any, scale: int) -> None:
+        first = int(granules.start if isinstance(granules, slice) else np.asarray(granules).reshape(-1)[0])
+        message = (f"{what} of {self.name} +{first * scale:#x} is not ordered after a griddepcontrol.wait: a launch before "
+                   "may still use it")  # fmt: skip
+        self.findings.add("dependent_launch", message, access.at, (self.agents.name(access.agent),))
+
     def read(self, access: Access, granules: Any, scale: int, partial: bool = False) -> None:
         """Check and record a read of `granules` (an index array or a slice)."""
+        if self.dependent and not access.known[0, BEFORE]:
+            self._early("read", access, granules, scale)
         events = self.events
         if self.written:
             ids = self.writer[granules]
@@ -214,6 +228,8 @@ class Order:
         `same`: which granules hold the written value already. Known-good kernels let several warps of a CTA store one
         result: that is a race with the earlier store only in a strict run.
         """
+        if self.dependent and not access.known[0, BEFORE]:
+            self._early("write", access, granules, scale)
         events, known = self.events, access.known[0]
         if self.written:
             ids = self.writer[granules]

@@ -57,7 +57,7 @@ class Machine:
 
     def __init__(self, module: Module, entry: Entry, grid: Any, block: Any, cluster: Any, seed: int, check: str,
                  dynamic_smem: int, limits: Limits | Mapping[str, Any] | None, schedule: str,
-                 strict: bool) -> None:  # fmt: skip
+                 strict: bool, programmatic: bool) -> None:  # fmt: skip
         self.module, self.entry = module, entry
         self.grid, self.block, self.cluster = _dims(grid, "grid"), _dims(block, "block"), _dims(cluster, "cluster")
         self.findings = Findings(seed, check, strict)
@@ -71,14 +71,14 @@ class Machine:
         clusters = self.cluster[0] * self.cluster[1] * self.cluster[2]
         self.agents = Agents(clusters, -(-self.threads // 32))
         self.queue = AsyncQueue(seed, schedule)
-        self.memory = GlobalMemory(self.findings, self.events, self.agents)
+        self.memory = GlobalMemory(self.findings, self.events, self.agents, programmatic)
         self.params = Region("parameters", np.zeros(-(-max(entry.param_bytes, 1) // 16) * 16, np.uint8), self.findings,
                              self.events, self.agents, True)  # fmt: skip
         self.constants: dict[str, int] = {}
         base = CONSTANT_BASE
         for name, raw in module.constants.items():
             self.constants[name] = base
-            self.memory.register(base, np.frombuffer(raw, np.uint8).copy(), name)
+            self.memory.register(base, np.frombuffer(raw, np.uint8).copy(), name, module=True)
             base += -(-len(raw) // 4096) * 4096 + 4096
         align = entry.shared_align if entry.shared_align > 16 else 16
         dynamic = -(-(RESERVED + entry.static_shared) // max(align, 16)) * max(align, 16)
@@ -202,6 +202,7 @@ def run_ptx(
     *,
     schedule: str = "late",
     strict: bool = False,
+    programmatic: bool = False,
     buffers: Sequence[Any] | Mapping[int, Any] = (),
     outputs: Sequence[Any] = (),
     observe: Callable[[Machine], None] | None = None,
@@ -217,6 +218,8 @@ def run_ptx(
         strict: also report what the ISA asks for but known-good kernels leave to the compiler: tcgen05.wait::ld before
             registers are used, tcgen05.wait::st, wgmma.fence after every use of its registers; and unordered stores of
             the same value.
+        programmatic: the launch has programmatic stream serialization, so that launches before it may still run: global
+            memory accessed in no order after a griddepcontrol.wait is a finding.
         dynamic_smem: bytes of dynamic shared memory.
         limits: `Limits`, or a mapping that overrides those of the module's target.
         buffers: further tensors that raw parameters point to, or a mapping address -> uint8 array.
@@ -235,7 +238,8 @@ def run_ptx(
     kernel = module.entries[entry]
     if len(args) != len(kernel.params):
         raise EmulationError(f"{entry} has {len(kernel.params)} parameters, {len(args)} arguments given")
-    machine = Machine(module, kernel, grid, block, cluster, seed, check, dynamic_smem, limits, schedule, strict)
+    machine = Machine(module, kernel, grid, block, cluster, seed, check, dynamic_smem, limits, schedule, strict,
+                      programmatic)  # fmt: skip
     fresh = Outputs(outputs)
     if isinstance(buffers, Mapping):
         for address, data in buffers.items():

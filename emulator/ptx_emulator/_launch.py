@@ -87,6 +87,7 @@ def launch(
     check: str = "report",
     schedule: str = "late",
     strict: bool = False,
+    programmatic: bool | None = None,
     limits: Any = None,
     buffers: Sequence[Any] = (),
     outputs: Sequence[Any] = (),
@@ -104,6 +105,8 @@ def launch(
             takes the arguments of its header (see `Descriptor` and the README), one compiled for TVM-FFI those of a call.
             A host block (`cudnn_core.HostBlock` or alike) is host memory, passed by its address.
         seed, check, schedule, strict: as of `run_ptx`.
+        programmatic: take each launch for one with programmatic stream serialization or for one without (see `run_ptx`);
+            None: as its attributes say.
         limits: `Limits`, a mapping, an arch name or a `cudnn_core.DeviceInfo`; default: those of the PTX's target.
         buffers: tensors that arguments point to without being arguments themselves.
         outputs: those tensors whose contents count as uninitialised at launch.
@@ -115,8 +118,8 @@ def launch(
     """
     subject = _subject(compiled, ptx, entry)
     with _packed(subject, args, buffers, outputs) as (arena, packed):
-        return run_host(subject, packed, arena, seed=seed, check=check, schedule=schedule, strict=strict, limits=limits,
-                        timeout=timeout, progress=progress)  # fmt: skip
+        return run_host(subject, packed, arena, seed=seed, check=check, schedule=schedule, strict=strict,
+                        programmatic=programmatic, limits=limits, timeout=timeout, progress=progress)  # fmt: skip
 
 
 def record(
@@ -149,6 +152,7 @@ def run_host(
     check: str = "report",
     schedule: str = "late",
     strict: bool = False,
+    programmatic: bool | None = None,
     limits: Any = None,
     timeout: float = 600.0,
     progress: bool | None = None,
@@ -158,7 +162,8 @@ def run_host(
         raise ValueError(f'check must be "report" or "raise", not {check!r}')
     if seed < 0 or not timeout > 0:
         raise EmulationError(f"seed is at least 0 and timeout above 0: {seed}, {timeout}")
-    job = _job(subject, packed, arena, limits, seed=seed, check=check, schedule=schedule, strict=strict)
+    job = _job(subject, packed, arena, limits, seed=seed, check=check, schedule=schedule, strict=strict,
+               programmatic=programmatic)  # fmt: skip
     document = _run(job, subject, arena, timeout, progress)["report"]
     return Report(tuple(_finding(f) for f in document["findings"]), document["counts"])
 
@@ -231,7 +236,8 @@ def _packed(subject: Subject, args: Sequence[Any], buffers: Sequence[Any], outpu
 
 
 def _job(subject: Subject, packed: Sequence[Packed], arena: Arena, limits: Any, *, seed: int = 0, check: str = "report",
-         schedule: str = "late", strict: bool = False, record: bool = False) -> dict[str, Any]:  # fmt: skip
+         schedule: str = "late", strict: bool = False, programmatic: bool | None = None,
+         record: bool = False) -> dict[str, Any]:  # fmt: skip
     found = device_limits(subject.target, limits)
     arena.place()
     return {
@@ -246,6 +252,7 @@ def _job(subject: Subject, packed: Sequence[Packed], arena: Arena, limits: Any, 
         "check": check,
         "schedule": schedule,
         "strict": strict,
+        "programmatic": programmatic,
         "record": record,
     }
 

@@ -230,14 +230,19 @@ def host_buffer(value: Any) -> tuple[int, Bytes]:
 
 
 class GlobalMemory:
-    """Registered host buffers. Addresses are the host's, or any others a caller gives (replays)."""
+    """Registered host buffers. Addresses are the host's, or any others a caller gives (replays).
 
-    def __init__(self, findings: Findings, events: Events, agents: Agents) -> None:
-        self.findings, self.events, self.agents = findings, events, agents
+    `programmatic`: the launch may begin before those ahead of it have ended.
+    """
+
+    def __init__(self, findings: Findings, events: Events, agents: Agents, programmatic: bool = False) -> None:
+        self.findings, self.events, self.agents, self.programmatic = findings, events, agents, programmatic
         self.regions: list[tuple[int, Region]] = []
         self._keep: list[Any] = []
 
-    def register(self, address: int, data: Bytes, name: str, initialised: bool = True, keep: Any = None) -> None:
+    def register(self, address: int, data: Bytes, name: str, initialised: bool = True, keep: Any = None,
+                 module: bool = False) -> None:  # fmt: skip
+        """`module`: a variable of the kernel's own module, which launches before are taken not to use."""
         if len(data) == 0:
             return
         for start, region in self.regions:
@@ -246,6 +251,7 @@ class GlobalMemory:
                     return  # a view of a registered buffer
                 raise EmulationError(f"{name} overlaps {region.name} without lying inside it: pass the base tensor")
         region = Region(name, data, self.findings, self.events, self.agents, initialised)
+        region.order.dependent = self.programmatic and not module
         self.regions.append((address, region))
         self._keep.append(keep)
 

@@ -36,7 +36,7 @@ void _mlir_t_cuda_load_to_device(void **a) {
     *(int *)a[2] = _cudaLibraryGetKernel(&kernel, library, "KERNEL");
 }
 static int run(dim grid, dim block, dim cluster, size_t dynamic, void **parameters) {
-    attribute attributes[2] = {{6, 0, {0}}, {4, 0, {cluster.x, cluster.y, cluster.z}}};
+    attribute attributes[2] = {{6, 0, {PROGRAMMATIC}}, {4, 0, {cluster.x, cluster.y, cluster.z}}};
     config c = {grid, block, dynamic, 0, attributes, 2};
     return _cudaLaunchKernelEx(&c, kernel, parameters);
 }
@@ -99,8 +99,9 @@ def axpy(target="sm_100a"):
     return AXPY.format(target=target)
 
 
-def host_object(body=ADD_BODY, kernel="axpy", ffi=False):
-    """A compiled host object whose function `host` runs `body`; `ffi`: whose TVM-FFI function `k` does."""
+def host_object(body=ADD_BODY, kernel="axpy", ffi=False, programmatic=0):
+    """A compiled host object whose function `host` runs `body`; `ffi`: whose TVM-FFI function `k` does. `programmatic` is the
+    value of the attribute of programmatic stream serialization."""
     text = HOST
     if ffi:
         text = (
@@ -110,7 +111,9 @@ def host_object(body=ADD_BODY, kernel="axpy", ffi=False):
         )
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "host.c", Path(folder) / "host.o"
-        source.write_text(text.replace("KERNEL", kernel).replace("BODY", body))
+        source.write_text(
+            text.replace("PROGRAMMATIC", str(programmatic)).replace("KERNEL", kernel).replace("BODY", body)
+        )
         command = next(filter(shutil.which, ("cc", "gcc", "clang")))
         subprocess.run([command, "-O1", "-fPIC", "-w", "-c", "-o", str(made), str(source)], check=True)
         return made.read_bytes()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .._clocks import BEFORE
 from .._findings import UnsupportedError
 from .._ptx import Instruction, Reg, Sink
 from .._schedule import Wait
@@ -292,8 +293,19 @@ def _fence(instr: Instruction, ctx: Context) -> Run:
     return fence
 
 
+def _griddepcontrol(instr: Instruction, ctx: Context) -> Run:
+    """wait orders the warp after the launches before; launch_dependents has no effect on this launch (9.7.13.13)."""
+    if instr.modifiers[:1] != ("wait",):
+        return lambda w: None
+
+    def wait(w: Any) -> None:
+        w.known[0, BEFORE] = 1
+
+    return wait
+
+
 def _hint(instr: Instruction, ctx: Context) -> Run:
-    """setmaxnreg, griddepcontrol, nanosleep, pmevent: no effect on values."""
+    """setmaxnreg, nanosleep, pmevent: no effect on values."""
     return lambda w: None
 
 
@@ -306,5 +318,5 @@ def _trap(instr: Instruction, ctx: Context) -> Run:
 
 TABLE = {
     "bar": _bar, "barrier": _bar, "mbarrier": _mbarrier, "fence": _fence, "membar": _fence, "setmaxnreg": _hint,
-    "griddepcontrol": _hint, "nanosleep": _hint, "pmevent": _hint, "trap": _trap, "brkpt": _trap,
+    "griddepcontrol": _griddepcontrol, "nanosleep": _hint, "pmevent": _hint, "trap": _trap, "brkpt": _trap,
 }  # fmt: skip
