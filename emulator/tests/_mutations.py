@@ -107,6 +107,7 @@ FAMILIES = (
     Family("barrier", "barrier for one warp more", r"(bar\.sync \d+, )(\d+);", lambda m: f"{m[1]}{int(m[2]) + 32};"),
     Family("barrier", "cluster wait removed", r"barrier\.cluster\.wait\S*;", _gone),
     Family("barrier", "cluster arrive removed", r"barrier\.cluster\.arrive\S*;", _gone),
+    Family("dependent launch", "griddepcontrol.wait removed", r"griddepcontrol\.wait;", _gone),
     Family("descriptor", "stride dimension offset wrong", MATRIX, _matrix(33)),
     Family("descriptor", "start address off by 32 bytes", MATRIX, _matrix(1)),
     Family("descriptor", "k step missing", r"(or\.b32 %r\d+, %r\d+, )2;", lambda m: m[1] + "0;"),

@@ -53,6 +53,6 @@ def run(key, seed=0, ptx=None, parameters=None, **options):
     report = run_ptx(
         ptx or recorded["ptx"], recorded["entry"], recorded["grid"], recorded["block"], recorded["cluster"],
         parameters or [bytes.fromhex(p) for p in recorded["parameters"]], seed=seed, dynamic_smem=recorded["dynamic_smem"],
-        buffers=buffers, outputs=[buffers[recorded["addresses"][-1]]], **options,
+        buffers=buffers, outputs=[buffers[recorded["addresses"][-1]]], programmatic=recorded["programmatic"], **options,
     )  # fmt: skip
     return Outcome(report, float(np.abs(output - answer).max()))

@@ -57,7 +57,10 @@ def test_recordings_are_small():
     [
         ("tma_copy.sm_90a", {"cp", "mbarrier", "fence", "elect"}),
         ("wgmma_gemm.sm_90a", {"wgmma.mma_async", "wgmma.commit_group", "wgmma.wait_group"}),
-        ("tcgen05_gemm.sm_100a", {"tcgen05.mma.cta_group::1", "tcgen05.ld", "tcgen05.commit.cta_group::1"}),
+        (
+            "tcgen05_gemm.sm_100a",
+            {"tcgen05.mma.cta_group::1", "tcgen05.ld", "tcgen05.commit.cta_group::1", "griddepcontrol.wait"},
+        ),
         ("tcgen05_gemm_pair.sm_100a", {"tcgen05.mma.cta_group::2", "multicast::cluster", "barrier.cluster"}),
         ("mxf8_gemm.sm_100a", {"kind::mxf8f6f4.block_scale", "tcgen05.cp", "cp.async.bulk.shared::cluster"}),
         ("nvf4_gemm.sm_100a", {"kind::mxf4nvf4.block_scale", "tcgen05.cp"}),

@@ -22,7 +22,7 @@ KERNELS, HARMLESS, mutants_of, sample = (_MUTATIONS[name] for name in ("KERNELS"
 SCHEDULES = (("late", 0), ("late", 1), ("late", 2), ("eager", 0), ("random", 2))
 CLASSES = {
     "fence", "wait", "phase parity", "transaction count", "arrive", "commit", "store wait", "barrier", "descriptor",
-    "swizzle", "instruction descriptor", "scale offset", "accumulate", "tensor memory", "transfer", "launch control",
+    "dependent launch", "swizzle", "instruction descriptor", "scale offset", "accumulate", "tensor memory", "transfer", "launch control",
 }  # fmt: skip
 
 

@@ -99,15 +99,17 @@ def record(key: str) -> None:
     @ON_LAUNCH
     def on_launch(name, image, maximum, config, args):
         try:
-            asked, cluster = config.contents, [1, 1, 1]
-            for i in range(asked.count):  # cudaLaunchAttribute: 72 bytes; 4 is the cluster dimension
+            asked, cluster, programmatic = config.contents, [1, 1, 1], False
+            for i in range(asked.count):  # cudaLaunchAttribute, 72 bytes: 4 cluster, 6 programmatic
                 raw = ctypes.string_at(asked.attributes + 72 * i, 72)
                 if int.from_bytes(raw[:4], "little") == 4:
                     cluster = [int.from_bytes(raw[8 + 4 * j : 12 + 4 * j], "little") for j in range(3)]
+                if int.from_bytes(raw[:4], "little") == 6:
+                    programmatic = any(raw[8:12])
             sizes = parameter_sizes(compiled.__ptx__, name.decode())
             launches.append(dict(
                 entry=name.decode(), grid=list(asked.grid), block=list(asked.block), cluster=cluster,
-                dynamic_smem=asked.dynamic_smem,
+                dynamic_smem=asked.dynamic_smem, programmatic=programmatic,
                 parameters=[parameter(ctypes.string_at(args[i], size)) for i, size in enumerate(sizes)],
             ))  # fmt: skip
         except Exception as problem:  # cannot cross the C frame

@@ -3,7 +3,8 @@
 Warp 4 of every CTA loads its part of the operands, warp 5 of the leader issues the MMAs, warps 0 to 3 of every CTA
 move the accumulator from tensor memory through shared memory to global memory. In a pair, all loads of a stage
 complete on the leader's barrier, and the leader's commits arrive at both CTAs. With tiles of 32 (64-byte swizzle) a
-ring of two stages is used, with tiles of 64 (128-byte swizzle) a single stage is used twice.
+ring of two stages is used, with tiles of 64 (128-byte swizzle) a single stage is used twice. A dependent launch: the loaders
+wait for the launches before, and the stores are ordered after the loads.
 """
 
 import cutlass
@@ -70,6 +71,7 @@ def gemm_kernel(
         to_b, from_b = cpasync.tma_partition(
             load_b, 0, whole, cute.group_modes(sb, 0, 3), cute.group_modes(tiles_b, 0, 3)
         )
+        cute.arch.griddepcontrol_wait()
         for tile in cutlass.range(tiles, unroll=1):
             stage = tile % stages
             cute.arch.mbarrier_wait(empty + stage, ((tile // stages) & 1) ^ 1)
@@ -139,4 +141,4 @@ def tcgen05_gemm(
     store, map_c = output_atom(c, layout_c)
     gemm_kernel(
         mma, load_a, map_a, load_b, map_b, store, map_c, layout_a, layout_b, layout_c, group, tile_k, stages
-    ).launch(grid=[group, 1, 1], block=[THREADS, 1, 1], cluster=[group, 1, 1])
+    ).launch(grid=[group, 1, 1], block=[THREADS, 1, 1], cluster=[group, 1, 1], use_pdl=True)
