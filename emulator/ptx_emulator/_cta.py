@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ._collectors import Collectors
 from ._mbarrier import Mbarriers
 from ._memory import Region
 from ._named_barriers import NamedBarriers
@@ -31,6 +32,7 @@ class Cta:
         self.mbarriers = Mbarriers(self)
         self.barriers = NamedBarriers(self)
         self.tensor = TensorMemory(self)
+        self.collectors = Collectors()
         self.live = 0
         self.warps: list[Warp] = []
         threads = machine.threads

@@ -169,6 +169,14 @@ class MatrixOp:
                 _slabs(self.lanes[g]), self.d_column, width, access, True, w.name, operands.enable
             )
 
+    def kept(self) -> dict[str, Any]:
+        """What tells operands apart that a collector may hold: where they lie and how they are read."""
+        i, operands = self.i, self.operands
+        return {
+            "a": (operands.a, operands.a_in_tensor, self.form.kind, i.a_format, i.a_major, i.m, i.k, len(self.pair)),
+            "b": (operands.b, self.form.kind, i.b_format, i.b_major, i.n, i.k, len(self.pair)),
+        }
+
     def _tensor_rows(self) -> tuple[Array, int]:
         """Lanes and first column of A in tensor memory."""
         a = self.operands.a

@@ -2,7 +2,7 @@
 
 Contract: mma, cp and commit of one warp complete in issue order through the cluster's queue; ld and st take effect at
 once. In a strict run the registers of ld count as in flight until tcgen05.wait::ld, and st is an access of the warp's
-engine until tcgen05.wait::st; known-good kernels leave both to the compiler. Not checked: tcgen05.fence, collector hints.
+engine until tcgen05.wait::st; known-good kernels leave both to the compiler. Not checked: tcgen05.fence.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from .._clocks import Access
+from .._collectors import collector_words
 from .._findings import UnsupportedError
 from .._fragments import tmem_map
 from .._memory import OFFSET_MASK
 from .._ptx import Addr, Imm, Instruction, Operand, Reg, Vec
 from .._schedule import Wait
-from .._tcgen05 import CopyOp, Form, MatrixOp, Operands, ShiftOp
+from .._tcgen05 import CopyOp, Form, MatrixOp, Operands, ShiftOp, report_once
 from .._translate import Context, Run
 from .._warp import BLOCK
 from .memory import store_bytes
@@ -75,13 +76,13 @@ def _peer_allocation(peer: Any, count: int) -> Wait:
 
 def _alloc(instr: Instruction, ctx: Context) -> Run:
     to, columns = ctx.uniform_address(instr.operands[0], instr), ctx.uniform(instr.operands[1], np.uint32, instr)
-    group, check = _group(instr), ctx.require_warp(instr)
+    group, check, exclusive = _group(instr), ctx.require_warp(instr), "exclusive" in instr.modifiers
 
     def run(w: Any) -> Any:
         check(w)
         got = w.local.pop("alloc", None)
         if got is None:
-            got = w.cta.tensor.allocate(columns(w), group, w, instr)
+            got = w.cta.tensor.allocate(columns(w), group, exclusive, w, instr)
             if isinstance(got, Wait):
                 w.wait = got
                 return BLOCK
@@ -102,11 +103,11 @@ def _alloc(instr: Instruction, ctx: Context) -> Run:
 
 def _dealloc(instr: Instruction, ctx: Context) -> Run:
     address, columns = (ctx.uniform(o, np.uint32, instr) for o in instr.operands[:2])
-    check = ctx.require_warp(instr)
+    check, exclusive = ctx.require_warp(instr), "exclusive" in instr.modifiers
 
     def run(w: Any) -> None:
         check(w)
-        w.cta.tensor.free(address(w), columns(w), w, instr)
+        w.cta.tensor.free(address(w), columns(w), exclusive, w, instr)
         w.cta.cluster.effects += 1
 
     return run
@@ -150,7 +151,7 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
         raise UnsupportedError(instr.op, instr.line, "operands")
     vector = _scale_vector(words, kind) * (2 if sparse else 1) if scaled else 0
     form = Form(kind, ws, vector, scale.value, sparse, shift)
-    count = ctx.machine.findings.count
+    count, collectors = ctx.machine.findings.count, collector_words(words)
 
     def run(w: Any) -> None:
         lane = w.lead
@@ -165,6 +166,8 @@ def _mma(instr: Instruction, ctx: Context) -> Run:
         op = MatrixOp(w, instr, form, _pair(w, group, instr), operands, _engine(w, instr))
         if op.ok:
             count("flops.tcgen05", 2 * op.i.m * op.i.n * op.i.k)
+            problems = w.cta.collectors.issue(collectors, op.kept(), op.rows, shift, w.machine.module.target)
+            report_once(w.machine.findings, problems, "collector", instr, w.name)
         w.cta.cluster.queue.post(op.complete, f"tcgen05.mma of {w.name}", instr, ("tcgen05", w.engine))
 
     return run
