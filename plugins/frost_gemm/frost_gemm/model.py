@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CALIBRATION",
     "Coefficients",
+    "Cost",
     "Machine",
     "Model",
+    "Operands",
     "Shape",
     "Work",
     "coefficients",
+    "cost",
     "half_stages",
     "machine",
     "work",
@@ -38,7 +41,7 @@ __all__ = [
 CALIBRATION = Path(__file__).parent / "calibration"
 STAGING_BYTES = 18 * 1024  # two slots of 8 KiB and the barriers; a guess that the layout makes exact
 HALF_SM_BYTES = 96 * 1024  # for the ring of one of two CTAs on an SM, and its split-K sums
-OVERLAP = 6  # the exponent of ``_together``; the fit to an H200's times is best between 5 and 7
+OVERLAP = 6  # the exponent of ``_powers``; the fit to an H200's times is best between 5 and 7
 
 
 class Shape(NamedTuple):
@@ -48,9 +51,6 @@ class Shape(NamedTuple):
     n: int
     k: int
     l: int = 1  # noqa: E741  the letter of the contract
-
-    def swapped(self) -> Shape:
-        return Shape(self.n, self.m, self.k, self.l)
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,16 @@ class Machine(NamedTuple):
     overlapped: bool  # the epilogue of one tile runs while the next one is multiplied
 
 
+class Operands(NamedTuple):
+    """The part of ``Work`` that a step of the mainloop depends on."""
+
+    a_bytes: float
+    b_bytes: float
+    gemms: int
+    wide: bool
+    promote: bool
+
+
 @dataclass(frozen=True)
 class Work:
     """What the model reads of a program, by the program's own M and N.
@@ -141,10 +151,9 @@ class Work:
     a_batched: bool
     b_batched: bool
 
-    def swapped(self) -> Work:
-        return Work(
-            self.b_bytes, self.a_bytes, self.out_bytes, self.ops, self.gemms, self.wide, self.promote, self.b_batched, self.a_batched
-        )  # fmt: skip
+    @property
+    def operands(self) -> Operands:
+        return Operands(self.a_bytes, self.b_bytes, self.gemms, self.wide, self.promote)
 
 
 def work(program: Program) -> Work:
@@ -182,109 +191,188 @@ def coefficients(target: str, mma: str) -> Coefficients:
     return replace(_DEFAULTS[mma], **json.loads(path.read_text())["coefficients"])
 
 
+class Cost(NamedTuple):
+    """What no size changes of the time of one configuration, for operands of one kind on one machine.
+
+    group       CTAs of one MMA; size: of a cluster, with split-K's; slots: clusters that run at a time
+    step_k      elements of K that the CTAs of a tile take in one step
+    rates       the sum of a step's times on an SM of its own, to the power ``OVERLAP``; latency: the same of the time to the first byte
+    element_us  a bound below a step's time, by ``step_k``
+    loaded      bytes that a CTA loads from L2 in one step
+    area        elements of a CTA's tile
+    fixed_us    of a launch; split_us of split-K
+    hidden      the epilogue of one tile runs while another one is multiplied
+    """
+
+    config: TileConfig
+    swap: bool
+    tile_m: int
+    tile_n: int
+    group: int
+    cluster_m: int
+    cluster_n: int
+    size: int
+    slots: int
+    step_k: int
+    rates: float
+    latency: float
+    element_us: float
+    loaded: float
+    area: int
+    fixed_us: float
+    split_us: float
+    hidden: bool
+
+
+def cost(what: Operands, gpu: Machine, c: Coefficients, config: TileConfig) -> Cost:
+    """The part of ``Model`` that is computed once for all problems."""
+    tile_m, tile_n, tile_k, group = config.tile_m, config.tile_n, config.tile_k, config.cta_group
+    cluster_m, cluster_n, split = config.cluster_m, config.cluster_n, config.split_k
+    a_bytes, b_bytes = (what.b_bytes, what.a_bytes) if config.swap_ab else (what.a_bytes, what.b_bytes)
+    cta_m = tile_m // group
+    size = cluster_m * cluster_n * split
+    width = tile_k if what.wide else tile_k // 2
+    a_stage, b_stage = cta_m * width * a_bytes, tile_n / group * width * b_bytes
+    resident, stages = _ring(what, gpu, config, a_stage + b_stage, size)
+
+    # Every 64 rows of A meet all of B in shared memory (128 rows on tcgen05, where a pair halves B).
+    rows = 128 if gpu.overlapped else 64
+    smem = (cta_m + cta_m / rows * tile_n / group) * tile_k * what.gemms
+    loaded = a_stage / cluster_n + b_stage * group / cluster_m
+    flops_per_us = gpu.tensor16 * (2 if what.wide else 1) * c.tensor * (c.promote if what.promote else 1.0)
+    parts = what.promote and not gpu.overlapped and (tile_n > 192 or tile_m > 192)
+    rates = _powers(
+        2.0 * cta_m * tile_n * width * what.gemms / (flops_per_us * (c.promote_parts if parts else 1.0)),
+        smem / c.smem_bytes_per_us,
+        loaded / c.sm_bytes_per_us,
+        (a_stage + b_stage) / c.ingest_bytes_per_us,
+    )
+    latency = _powers(c.latency_us / max(1, stages - 1))
+    return Cost(
+        config=config,
+        swap=config.swap_ab,
+        tile_m=tile_m,
+        tile_n=tile_n,
+        group=group,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+        size=size,
+        slots=_cluster_slots(gpu.sms, size) * resident,
+        step_k=width * split,
+        rates=rates,
+        latency=latency,
+        element_us=(rates + latency) ** (1 / OVERLAP) / (width * split),
+        loaded=loaded,
+        area=cta_m * tile_n,
+        fixed_us=c.launch_us + c.fill_us + size * c.cluster_us,
+        split_us=c.split_us + cta_m * tile_n * 4 * what.gemms / c.exchange_bytes_per_us if split > 1 else 0.0,
+        hidden=gpu.overlapped or config.schedule == "pingpong",
+    )
+
+
 class _Side(NamedTuple):
-    """The problem as a configuration sees it, straight or swapped. Bytes are of one element, dram_ ones of everything."""
+    """The problem as a configuration sees it, straight or swapped: its sizes and the bytes that memory moves."""
 
     m: int
     n: int
-    a_bytes: float
-    b_bytes: float
-    dram_a: float
-    dram_rest: float
+    a: float
+    rest: float
     rereads: bool  # A does not stay in L2
 
 
-def _side(what: Work, shape: Shape, l2_bytes: int) -> _Side:
-    m, n, k, batches = shape
-    a = m * k * what.a_bytes * (batches if what.a_batched else 1)
-    b = n * k * what.b_bytes * (batches if what.b_batched else 1)
-    rereads = a + b > l2_bytes / 2 and a / max(1, batches) > l2_bytes / 4
-    return _Side(m, n, what.a_bytes, what.b_bytes, a, b + m * n * batches * what.out_bytes, rereads)
-
-
 class Model:
-    """The times of one problem: ``Model(work, shape, machine, coefficients).us(config)``. About 3 us a call."""
+    """The times of one problem: ``Model(work, shape, machine, coefficients).us(config)``.
+
+    ``time`` takes the ``cost`` of the configuration instead: about 1 us a call, which ``select`` makes up to a hundred times.
+    """
 
     def __init__(self, what: Work, shape: Shape, gpu: Machine, c: Coefficients) -> None:
-        self.what, self.shape, self.gpu, self.c = what, shape, gpu, c
-        self.sides = _side(what, shape, gpu.l2_bytes), _side(what.swapped(), shape.swapped(), gpu.l2_bytes)
-        wide = 2 if what.wide else 1
-        self.flops_per_us = gpu.tensor16 * wide * c.tensor * (c.promote if what.promote else 1.0)
-        self.parts = c.promote_parts if what.promote and not gpu.overlapped else 1.0
+        self.what, self.gpu, self.c = what, gpu, c
+        m, n, self.k, self.batches = shape
+        a = m * self.k * what.a_bytes * (self.batches if what.a_batched else 1)
+        b = n * self.k * what.b_bytes * (self.batches if what.b_batched else 1)
+        out = m * n * self.batches * what.out_bytes
+        self.sides = self._side(m, n, a, b, out), self._side(n, m, b, a, out)  # by swap_ab
         self.dram_bytes_per_us = gpu.dram * c.dram
         self.epilogue_us = what.out_bytes / c.store_bytes_per_us + what.ops * c.op_us / 1024  # of one element
 
+    def _side(self, m: int, n: int, a: float, b: float, out: float) -> _Side:
+        l2 = self.gpu.l2_bytes
+        return _Side(m, n, a, b + out, a + b > l2 / 2 and a / max(1, self.batches) > l2 / 4)
+
     def us(self, config: TileConfig) -> float:
+        """Microseconds that one launch takes."""
+        return self.time(cost(self.what.operands, self.gpu, self.c, config))
+
+    def least(self, cost: Cost, clusters: int) -> float:
+        """A bound below ``time``, quick to find, for a configuration that computes the problem with so many clusters.
+
+        ``time`` is ``fixed_us`` and the root of a sum, which is not below the tiles' own time; that is not below ``rounds * mainloop +
+        epilogue``, whether epilogues are hidden or not; a mainloop has at least K / ``step_k`` steps, each of at least what its rates
+        and its latency give without L2; and sharing an SM only adds to steps and epilogues. The last factor exceeds all rounding.
+        """
+        rounds = -(-clusters // cost.slots)
+        mainloops = rounds * self.k * cost.element_us
+        return (cost.fixed_us + mainloops + cost.area * self.epilogue_us + cost.split_us) * (1 - 1e-9)
+
+    def time(self, cost: Cost) -> float:
         """Microseconds that one launch takes.
 
         A persistent CTA computes ``rounds`` tiles one after the other; that, and the memory's time for all bytes, bound the launch.
         """
-        what, gpu, c = self.what, self.gpu, self.c
-        tile_m, tile_n, tile_k, group = config.tile_m, config.tile_n, config.tile_k, config.cta_group
-        cluster_m, cluster_n, split = config.cluster_m, config.cluster_n, config.split_k
-        m, n, a_bytes, b_bytes, dram_a, dram_rest, rereads = self.sides[config.swap_ab]
-        cta_m = tile_m // group
+        (
+            config, swap, tile_m, tile_n, group, cluster_m, cluster_n, size, slots, step_k, rates, latency, _, loaded,
+            area, fixed_us, split_us, hidden,
+        ) = cost  # fmt: skip
+        c, sms = self.c, self.gpu.sms
+        m, n, dram_a, dram_rest, rereads = self.sides[swap]
         along_n = -(-n // tile_n)
         # The last clusters along an edge hold CTAs without work.
-        grid = -(-(-(-m // tile_m) * group) // cluster_m) * -(-along_n // cluster_n)
-        clusters = grid * self.shape.l
-        size = cluster_m * cluster_n * split
-        width = tile_k if what.wide else tile_k // 2
-        a_stage, b_stage = cta_m * width * a_bytes, tile_n / group * width * b_bytes
-        resident, stages = self._ring(config, a_stage + b_stage, size)
-        slots = _cluster_slots(gpu.sms, size) * resident
-        rounds = -(-clusters // slots)
-        active = min(clusters, slots) * size
-        share = max(1.0, active / gpu.sms)  # CTAs that share an SM's rates
+        clusters = -(-(-(-m // tile_m) * group) // cluster_m) * -(-along_n // cluster_n) * self.batches
+        if clusters > slots:
+            rounds, active = -(-clusters // slots), slots * size
+        else:
+            rounds, active = 1, clusters * size
+        epilogue = area * self.epilogue_us
+        if active > sms:  # CTAs share an SM's rates, and hide each other's epilogues
+            share, hidden = active / sms, True
+            rates *= share**OVERLAP
+            epilogue *= share
+        epilogue += split_us
 
-        # Every 64 rows of A meet all of B in shared memory (128 rows on tcgen05, where a pair halves B).
-        rows = 128 if gpu.overlapped else 64
-        smem = (cta_m + cta_m / rows * tile_n / group) * tile_k * what.gemms
-        loaded = a_stage / cluster_n + b_stage * group / cluster_m
-        rate = self.flops_per_us * (self.parts if tile_n > 192 or tile_m > 192 else 1.0)
-        step_us = _together(
-            share * 2.0 * cta_m * tile_n * width * what.gemms / rate,
-            share * smem / c.smem_bytes_per_us,
-            share * loaded / c.sm_bytes_per_us,
-            share * (a_stage + b_stage) / c.ingest_bytes_per_us,
-            loaded * active / c.l2_bytes_per_us,
-            c.latency_us / max(1, stages - 1),
-        )
-        mainloop = max(1, -(-self.shape.k // (width * split))) * step_us
-        epilogue = share * cta_m * tile_n * self.epilogue_us
-        if split > 1:
-            epilogue += c.split_us + cta_m * tile_n * 4 * what.gemms / c.exchange_bytes_per_us
-        if (
-            gpu.overlapped or share > 1 or config.schedule == "pingpong"
-        ):  # hidden behind other tiles, but for the last one
-            tiles_us = rounds * max(mainloop, epilogue) + epilogue
+        step_us = (rates + (loaded * active / c.l2_bytes_per_us) ** OVERLAP + latency) ** (1 / OVERLAP)
+        mainloop = -(-self.k // step_k) * step_us
+        if hidden:  # behind other tiles, but for the last one
+            tiles_us = rounds * (mainloop if mainloop > epilogue else epilogue) + epilogue
         else:
             tiles_us = rounds * (mainloop + epilogue)
         tiles_us += (rounds - 1) * c.tile_us
 
         if rereads:  # the tiles in flight form a block; a column of such blocks reads A once and its part of B once
-            dram_a *= max(1.0, along_n / max(1.0, math.sqrt(active / split * tile_m / tile_n)))
+            dram_a *= max(1.0, along_n / max(1.0, math.sqrt(active / config.split_k * tile_m / tile_n)))
         dram_us = (dram_a + dram_rest) / min(self.dram_bytes_per_us, active * c.sm_bytes_per_us)
-        return c.launch_us + c.fill_us + size * c.cluster_us + _together(tiles_us, dram_us)
-
-    def _ring(self, config: TileConfig, stage_bytes: float, size: int) -> tuple[int, int]:
-        """CTAs on one SM (two of a small wgmma tile whose ring is kept short: ``layout.wgmma_resident`` decides), and the depth of
-        the operand ring, about: staging and barriers take some, and split-K sums where they can't lie over the ring."""
-        if config.stages:
-            small = config.tile_m == 64 and config.tile_n * self.what.gemms <= 128 and config.schedule == "cooperative"
-            half = small and not self.gpu.overlapped and config.stages <= half_stages(self.what, config)
-            return (2 if half else 1), config.stages
-        sums = config.tile_m * config.tile_n * 4 * self.what.gemms if size > config.split_k > 1 else 0
-        room = self.gpu.shared_bytes - STAGING_BYTES - sums
-        return 1, max(1, min(MAX_STAGES, int(room // stage_bytes)))
+        return float(fixed_us + (tiles_us**OVERLAP + dram_us**OVERLAP) ** (1 / OVERLAP))
 
 
-def _together(*times: float) -> float:
-    """The time of things that overlap: the longest, and more where others are nearly as long."""
-    return float(sum([time**OVERLAP for time in times]) ** (1 / OVERLAP))  # a list: a generator takes twice as long
+def _powers(*times: float) -> float:
+    """The sum of ``times`` to the power ``OVERLAP``; its root is the time of things that overlap: the longest, and more where others
+    are nearly as long."""
+    return float(sum([time**OVERLAP for time in times]))  # a list: a generator takes twice as long
 
 
-def half_stages(what: Work, config: TileConfig) -> int:
+def _ring(what: Operands, gpu: Machine, config: TileConfig, stage_bytes: float, size: int) -> tuple[int, int]:
+    """CTAs on one SM (two of a small wgmma tile whose ring is kept short: ``layout.wgmma_resident`` decides), and the depth of
+    the operand ring, about: staging and barriers take some, and split-K sums where they can't lie over the ring."""
+    if config.stages:
+        small = config.tile_m == 64 and config.tile_n * what.gemms <= 128 and config.schedule == "cooperative"
+        half = small and not gpu.overlapped and config.stages <= half_stages(what, config)
+        return (2 if half else 1), config.stages
+    sums = config.tile_m * config.tile_n * 4 * what.gemms if size > config.split_k > 1 else 0
+    room = gpu.shared_bytes - STAGING_BYTES - sums
+    return 1, max(1, min(MAX_STAGES, int(room // stage_bytes)))
+
+
+def half_stages(what: Operands, config: TileConfig) -> int:
     """Stages of a ring that leaves room for a second CTA on the SM."""
     a_bytes, b_bytes = (what.b_bytes, what.a_bytes) if config.swap_ab else (what.a_bytes, what.b_bytes)
     element = 1 if what.wide else 2

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
-from operator import itemgetter
+from functools import lru_cache, partial
+from heapq import heappop, heappush
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from .config import TileConfig
 from .facts import ArchFacts
 from .ir import Program
 from .layout import KernelLayout, LayoutError, check_program, plan_layout
-from .model import Model, Shape, Work, coefficients, half_stages, machine, work
+from .model import Coefficients, Cost, Machine, Model, Operands, Shape, coefficients, cost, half_stages, machine, work
 
 if TYPE_CHECKING:
     from cudnn_core import DeviceInfo
@@ -40,37 +41,28 @@ def choose(
     Tiles are ranked without clusters; the best ones are ranked again with each cluster that suits them.
     """
     c = coefficients(facts.target, facts.mma)
-    what = work(program)
-    us = Model(what, shape, machine(device, facts, c), c).us
-    seen: dict[bool, Program] = {}  # by swap_ab; checked
-
-    def layout(config: TileConfig) -> KernelLayout:
-        this = seen.get(config.swap_ab)
-        if this is None:
-            this = program.swapped() if config.swap_ab else program
-            check_program(this, facts)
-            seen[config.swap_ab] = this
-        return plan_layout(this, config, facts, checked=True)
-
-    ranked = sorted(((us(tile), i, tile) for i, tile in enumerate(_tiles(what, shape, facts))), key=itemgetter(0, 1))
-    pool = ranked[:limit]
-    for _, i, tile in ranked[:CLUSTERED]:
-        for j, config in enumerate(_clusters(tile, shape, facts), 1):
-            pool.append((us(config), i + j / 100, config))  # type: ignore[arg-type]
-    pool.sort(key=itemgetter(0, 1))
+    gpu = machine(device, facts, c)
+    kernels = _kernels(program, facts)
+    candidates = _candidates(kernels.work.operands, facts, gpu, c)
+    model = Model(kernels.work, shape, gpu, c)
+    ranked = _ascending(model, candidates.tiles(shape))
+    pool = list(islice(ranked, limit))
+    for _, i, _, tile in pool[:CLUSTERED]:
+        pool += [(model.time(one), i, j, one) for j, one in enumerate(candidates.clusters(tile, shape), 1)]
+    pool.sort()
     error: LayoutError | None = None
     chosen: list[Choice] = []
     taken: Counter[tuple[object, ...]] = Counter()
-    for estimate, _, config in [*pool, *ranked[limit:]]:
+    for estimate, _, _, (config, *_) in chain(pool, ranked):
         # Diverse: a wrong guess about one tile should not spoil the whole list.
         kind = (config.tile_m, config.tile_n, config.schedule, config.swap_ab, config.split_k, config.stages)
         if taken[kind] >= 2:
             continue
-        try:
-            chosen.append(Choice(config, layout(config), estimate))
-        except LayoutError as found:
-            error = error or (found.swapped() if config.swap_ab else found)
+        layout = kernels.layout(config)
+        if isinstance(layout, LayoutError):
+            error = error or (layout.swapped() if config.swap_ab else layout)
             continue
+        chosen.append(Choice(config, layout, estimate))
         taken[kind] += 1
         if len(chosen) == limit:
             break
@@ -78,6 +70,56 @@ def choose(
         assert error is not None
         return error
     return chosen
+
+
+def _ascending(model: Model, tiles: Iterable[tuple[Cost, int]]) -> Iterator[tuple[float, int, int, Cost]]:
+    """(time, index, 0, tile) of all tiles, the quickest first; of equal ones, the earlier one.
+
+    A tile is estimated once its bound is reached: no later one can then be quicker than a time below that bound. Far slower tiles
+    than the caller takes are never estimated, and the order is that of all times.
+    """
+    waiting: list[tuple[float, int, int, Cost]] = []
+    least = model.least
+    for bound, i, tile in sorted([(least(tile, clusters), i, tile) for i, (tile, clusters) in enumerate(tiles)]):
+        while waiting and waiting[0][0] < bound:
+            yield heappop(waiting)
+        heappush(waiting, (model.time(tile), i, 0, tile))
+    while waiting:
+        yield heappop(waiting)
+
+
+class _Kernels:
+    """The kernels of one program on one architecture. No size is in them: graphs that differ in sizes alone share them."""
+
+    def __init__(self, program: Program, facts: ArchFacts) -> None:
+        self.work = work(program)
+        self._program, self._facts = program, facts
+        self._checked: dict[bool, Program | LayoutError] = {}  # by swap_ab
+        self._layouts: dict[TileConfig, KernelLayout | LayoutError] = {}
+
+    def layout(self, config: TileConfig) -> KernelLayout | LayoutError:
+        """The layout of a configuration, or why it has none."""
+        found = self._layouts.get(config)
+        if found is None:
+            found = self._layouts[config] = self._planned(config)
+        return found
+
+    def _planned(self, config: TileConfig) -> KernelLayout | LayoutError:
+        swap = config.swap_ab
+        program = self._checked.get(swap)
+        try:
+            if program is None:
+                program = self._program.swapped() if swap else self._program
+                check_program(program, self._facts)
+                self._checked[swap] = program
+            return (
+                program if isinstance(program, LayoutError) else plan_layout(program, config, self._facts, checked=True)
+            )
+        except LayoutError as error:
+            return error.with_traceback(None)  # it would keep the frames alive
+
+
+_kernels = lru_cache(maxsize=64)(_Kernels)
 
 
 # (tile_m, tile_n, tile_k) of SM90. The small ones stream weights: few barriers a byte. Pingpong and tiles of other sizes are for
@@ -96,62 +138,92 @@ _SWAP_BELOW = 64  # rows from which a tile of 64 rows is full
 CLUSTERED = 6  # tiles that are tried with clusters
 
 
-@lru_cache(maxsize=8)
-def _family(mma: str, swap: bool) -> tuple[tuple[TileConfig, ...], ...]:
-    """Every tile of a generation, as the tuple of its splits."""
-    if mma == "wgmma":
-        geometries = [(m, n, k, 1) for m, n, k in _WGMMA_TILES]
-    else:
-        geometries = [(128 * group, n, 128, group) for group in (2, 1) for n in _TCGEN05_WIDTHS]
-    return tuple(
-        tuple(
-            TileConfig(m, n, k, cluster_m=group, split_k=split, swap_ab=swap, cta_group=group) for split in _SPLITS[mma]
-        )
-        for m, n, k, group in geometries
-    )
+class _Group(NamedTuple):
+    """A tile as one CTA of an SM computes it, by splits of K (the first one: none); ``short``: as one of two CTAs, if that suits it."""
+
+    splits: tuple[Cost, ...]
+    short: Cost | None
 
 
-def _tiles(what: Work, shape: Shape, facts: ArchFacts) -> Iterator[TileConfig]:
-    """Tiles worth ranking, without clusters of their own: none twice as large as the problem, split-K where SMs would idle, and
-    small tiles also two to an SM."""
-    sms, least = facts.sm_count, _LEAST_ROWS[facts.mma]
-    for swap in (False, True):
-        rows, cols = (shape.n, shape.m) if swap else (shape.m, shape.n)
-        if swap and not (shape.m < _SWAP_BELOW < shape.n or (shape.m < shape.n // 8 and shape.m <= 256)):
-            continue
-        for splits in _family(facts.mma, swap):
-            tile = splits[0]
-            if (tile.tile_m > least and tile.tile_m >= 2 * rows) or (tile.tile_n > 16 and tile.tile_n >= 2 * cols):
+class _Candidates:
+    """The configurations of a generation, with what no size changes of their costs."""
+
+    def __init__(self, what: Operands, facts: ArchFacts, gpu: Machine, c: Coefficients) -> None:
+        self._what, self._facts = what, facts
+        self._cost = partial(cost, what, gpu, c)
+        self._groups: dict[bool, list[_Group]] = {}  # by swap_ab
+        self._clustered: dict[TileConfig, list[Cost]] = {}
+
+    def tiles(self, shape: Shape) -> Iterator[tuple[Cost, int]]:
+        """Tiles worth ranking, without clusters of their own: none twice as large as the problem, split-K where SMs would idle, and
+        small tiles also two to an SM. With the number of tiles."""
+        m, n, k, batches = shape
+        sms, least = self._facts.sm_count, _LEAST_ROWS[self._facts.mma]
+        for swap in (False, True):
+            rows, cols = (n, m) if swap else (m, n)
+            if swap and not (m < _SWAP_BELOW < n or (m < n // 8 and m <= 256)):
                 continue
-            tiles = -(-rows // tile.tile_m) * tile.cta_group * -(-cols // tile.tile_n) * shape.l
-            yield tile
-            if tiles > sms and facts.mma == "wgmma" and tile.tile_m == 64 and tile.tile_n * what.gemms <= 128:
-                short = half_stages(what, tile)
-                if short >= 3:
-                    yield _with_stages(tile, short)
-            for config in splits[1:]:
-                if tiles * config.split_k > 2 * sms or 2 * tiles > sms or shape.k < 256 * config.split_k:
-                    break
-                if config.split_k * tile.cta_group <= facts.max_cluster:
-                    yield config
+            for splits, short in self._groups.get(swap) or self._made(swap):
+                tile = splits[0]
+                tile_m, tile_n = tile.tile_m, tile.tile_n
+                if (tile_m > least and tile_m >= 2 * rows) or (tile_n > 16 and tile_n >= 2 * cols):
+                    continue
+                count = -(-rows // tile_m) * -(-cols // tile_n) * batches
+                tiles = count * tile.group
+                yield tile, count
+                if short is not None and tiles > sms:
+                    yield short, count
+                if 2 * tiles <= sms:
+                    for split in splits[1:]:
+                        split_k = split.config.split_k
+                        if tiles * split_k > 2 * sms or k < 256 * split_k:
+                            break
+                        yield split, count
+
+    def clusters(self, tile: Cost, shape: Shape) -> list[Cost]:
+        """The tile with each cluster whose CTAs along M and N all have work."""
+        rows, cols = (shape.n, shape.m) if tile.swap else (shape.m, shape.n)
+        most_m, most_n = -(-rows // tile.tile_m) * tile.group, -(-cols // tile.tile_n)
+        found = self._clustered.get(tile.config)
+        if found is None:
+            found = self._clustered[tile.config] = self._with_clusters(tile.config)
+        return [one for one in found if one.cluster_m <= most_m and one.cluster_n <= most_n]
+
+    def _made(self, swap: bool) -> list[_Group]:
+        mma = self._facts.mma
+        if mma == "wgmma":
+            geometries = [(m, n, k, 1) for m, n, k in _WGMMA_TILES]
+        else:
+            geometries = [(128 * group, n, 128, group) for group in (2, 1) for n in _TCGEN05_WIDTHS]
+        groups = self._groups[swap] = [
+            self._group(
+                [
+                    TileConfig(m, n, k, cluster_m=group, split_k=split, swap_ab=swap, cta_group=group)
+                    for split in _SPLITS[mma]
+                    if split * group <= self._facts.max_cluster
+                ]
+            )
+            for m, n, k, group in geometries
+        ]
+        return groups
+
+    def _group(self, splits: list[TileConfig]) -> _Group:
+        tile, what = splits[0], self._what
+        short = None
+        if self._facts.mma == "wgmma" and tile.tile_m == 64 and tile.tile_n * what.gemms <= 128:
+            stages = half_stages(what, tile)
+            short = self._cost(replace(tile, stages=stages)) if stages >= 3 else None
+        return _Group(tuple(map(self._cost, splits)), short)
+
+    def _with_clusters(self, tile: TileConfig) -> list[Cost]:
+        most = min(self._facts.max_cluster, 8)
+        return [
+            self._cost(replace(tile, cluster_m=cluster_m, cluster_n=cluster_n))
+            for cluster_m, cluster_n in _CLUSTERS[self._facts.mma]
+            if (cluster_m, cluster_n) != (tile.cluster_m, tile.cluster_n)
+            and cluster_m * cluster_n * tile.split_k <= most
+            and cluster_m % tile.cta_group == 0
+        ]
 
 
-@lru_cache(maxsize=256)
-def _with_stages(tile: TileConfig, stages: int) -> TileConfig:
-    return replace(tile, stages=stages)
-
-
-def _clusters(tile: TileConfig, shape: Shape, facts: ArchFacts) -> Iterator[TileConfig]:
-    """The tile with each cluster whose CTAs along M and N all have work."""
-    rows, cols = (shape.n, shape.m) if tile.swap_ab else (shape.m, shape.n)
-    most_m, most_n = -(-rows // tile.tile_m) * tile.cta_group, -(-cols // tile.tile_n)
-    for cluster_m, cluster_n in _CLUSTERS[facts.mma]:
-        same = (cluster_m, cluster_n) == (tile.cluster_m, tile.cluster_n)
-        fits = cluster_m * cluster_n * tile.split_k <= min(facts.max_cluster, 8)
-        if not same and fits and cluster_m <= most_m and cluster_n <= most_n and cluster_m % tile.cta_group == 0:
-            yield _with_cluster(tile, cluster_m, cluster_n)
-
-
-@lru_cache(maxsize=1024)
-def _with_cluster(tile: TileConfig, cluster_m: int, cluster_n: int) -> TileConfig:
-    return replace(tile, cluster_m=cluster_m, cluster_n=cluster_n)
+_candidates = lru_cache(maxsize=32)(_Candidates)
