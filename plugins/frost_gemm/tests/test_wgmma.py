@@ -311,3 +311,44 @@ def test_grid_and_shared_memory_of_the_launch(config, batches, grid):
     assert launch.grid == grid
     assert launch.cluster == (config.cluster_m, config.cluster_n, config.split_k)
     assert (launch.block, launch.dynamic_smem) == ((layout.threads, 1, 1), layout.shared_bytes)
+
+
+WAIT = "griddepcontrol.wait;"
+EPILOGUE = Program(
+    a=(Matrix("bfloat16"),), b=(Matrix("bfloat16"),), gemms=(Gemm(),), aux=(Aux("float32", "full"), Aux("float32", "scalar")),
+    ops=(Op("mul", (ACC(0), AUX(1)), "float32"), Op("add", (VAL(0), AUX(0)), "float32")),
+    stores=(Store(VAL(1), "bfloat16"),), reductions=(Reduction(VAL(1), "AMAX", "lmn", "float32"),),
+)  # fmt: skip
+DEPENDENT = {
+    "epilogue and reduction": (EPILOGUE, tile(64, 32)),
+    "cluster": (plain(), tile(64, 32, cluster_m=2, cluster_n=2)),
+    "split": (plain(), tile(64, 32, split_k=2)),
+    "pingpong": (plain(), pingpong(64, 32)),
+    "prologue": PROLOGUES["chains on both"][:2],
+}
+
+
+@pytest.mark.parametrize("case", DEPENDENT)
+def test_no_role_touches_memory_before_the_launches_before_have_ended(case):
+    """Frost invariant 34. That the launch may begin early turns on the emulator's check of every access."""
+    program, config = DEPENDENT[case]
+    run(program, config, 72, 40, 72)
+    operands = Operands(program, (72, 40, 72, 1), 0, 0, 1)
+    *seeds, launch = ptx_emulator.record(
+        compiled(program, config, 4).artifact, operands.block(), None, buffers=operands.memory
+    )
+    assert dict(launch.attributes)[6][0] == 1  # programmatic stream serialization
+    assert not any(dict(seed.attributes).get(6, b"\0")[0] for seed in seeds)
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_a_loader_that_does_not_wait_for_the_launches_before_is_found(waits):
+    """With the consumers' wait alone, and without: the stores come after the loads."""
+    artifact, operands = compiled(EPILOGUE, tile(64, 32), 4).artifact, Operands(EPILOGUE, (40, 24, 40, 1), 0, 0, 1)
+    assert artifact.ptx.count(WAIT) == 2
+    mutant = artifact.ptx.replace(WAIT, "", 2 - waits)
+    report = ptx_emulator.launch(artifact, operands.block(), None, ptx=mutant, buffers=operands.memory)
+    assert {finding.kind for finding in report.findings} == {"dependent_launch"}
+    found = " ".join(mutant.splitlines()[finding.ptx_line - 1] for finding in report.findings)
+    assert ".mbarrier::complete_tx" in found
+    assert all((instruction in found) == (waits == 0) for instruction in ("ld.global", "bulk_group", "red."))
