@@ -126,6 +126,42 @@ def test_an_empty_reduction_gives_the_neutral_element(mode, expected):
     torch.testing.assert_close(out, torch.full((2, 1), expected), equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("mode", "values", "expected"),
+    [
+        ("ADD", [2**31 - 1, 1, 5], -(2**31) + 5),
+        ("ADD", [-(2**31), -1, 3], 2**31 - 1 + 3 - 2**32),
+        ("NORM1", [-(2**31), 0, 0], 2**31 - 1),  # the size of one element saturates
+        ("NORM1", [-(2**31), 1, 0], -(2**31)),
+        ("MUL", [2**16 + 1, 2**16, -1], -(2**16)),
+        ("MUL_NO_ZEROS", [2**31 - 1, 0, 2], -2),
+        ("AMAX", [-(2**31), 5, 0], 2**31 - 1),
+    ],
+)
+@pytest.mark.parametrize("compute", ["int32", "float32"])
+def test_sums_and_products_that_become_int32_are_modulo_two_to_the_32(mode, values, expected, compute):
+    graph = single("reduction", {"input": ("int32", (3,))}, {"Y": ("int32", (1,))}, {"mode": mode}, compute)
+    for x in (values, values[::-1]):
+        assert run(graph, {"input": torch.tensor(x, dtype=torch.int32)})["Y"].item() == expected
+
+
+@pytest.mark.parametrize(
+    ("out", "compute", "expected"),
+    [
+        ("int32", "int32", -(2**31)),
+        ("int8", "int32", -128),
+        ("float32", "float32", -(2.0**31)),
+        ("int64", "int32", 2**31),
+    ],
+)
+def test_a_matmul_of_integers_is_summed_modulo_two_to_the_32(out, compute, expected):
+    """Before its result is rounded; in int64 where one of its types is."""
+    k = 2**17
+    graph = single("matmul", {"A": ("int8", (1, k)), "B": ("int8", (k, 1))}, {"C": (out, (1, 1))}, {}, compute)
+    x = torch.full((k,), -128, dtype=torch.int8)
+    assert run(graph, {"A": x.reshape(1, k), "B": x.reshape(k, 1)})["C"].item() == expected
+
+
 def test_integer_sums_are_exact_and_norm2_does_not_overflow():
     graph = single("reduction", {"input": ("int32", (3,))}, {"Y": ("int64", (1,))}, {"mode": "ADD"}, "int32")
     assert run(graph, {"input": torch.tensor([2**31 - 1, 2**31 - 1, 1], dtype=torch.int32)})["Y"].item() == 2**32 - 1
@@ -312,6 +348,14 @@ def test_conv_pads_each_side_by_its_own_amount_and_is_exact_in_int8():
         "int32",
     )
     assert run(graph, {"image": x, "weight": w})["Y"].flatten().tolist() == [381, 635, 381, 0]
+
+
+def test_a_convolution_of_integers_is_summed_modulo_two_to_the_32():
+    x = torch.full((1, 2**17, 1), -128, dtype=torch.int8)
+    attrs = {"pre_padding": [0], "post_padding": [0], "stride": [1], "dilation": [1], "convolution_mode": "CONVOLUTION"}
+    ports = {"image": ("int8", tuple(x.shape)), "weight": ("int8", tuple(x.shape))}
+    graph = single("conv_fprop", ports, {"Y": ("int32", (1, 1, 1))}, attrs, "int32")
+    assert run(graph, {"image": x, "weight": x})["Y"].item() == -(2**31)
 
 
 def test_conv_reads_channels_last():

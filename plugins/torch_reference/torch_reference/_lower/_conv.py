@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._math import Math, is_integer, matmul
+from ._math import Math, integer_sums, is_integer, matmul
 
 __all__ = ["conv_fprop"]
 
@@ -42,7 +42,8 @@ def conv_fprop(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, An
         pixels = _window(padded, window).reshape(batch, groups, channels_in_group, -1)
         filters = _window(weight, tap).reshape(1, groups, features // groups, channels_in_group)
         total = total + matmul(filters, pixels)
-    return {"Y": total.reshape(out)}
+    total = total.reshape(out)
+    return {"Y": integer_sums(node, total) if is_integer(total) else total}
 
 
 def _window(x: Tensor, spatial: Sequence[slice | int]) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Math", "is_integer", "matmul"]
+__all__ = ["Math", "integer_sums", "is_integer", "matmul", "wrapped"]
 
 Tensor = Any
 
@@ -37,6 +37,18 @@ class Math:
 def is_integer(*values: Tensor) -> bool:
     """Whether all are integers or booleans."""
     return not any(value.dtype.is_floating_point for value in values)
+
+
+def wrapped(value: Tensor) -> Tensor:
+    """int64 modulo 2^32, as int32 has it."""
+    return value.to(torch.int32).to(torch.int64)
+
+
+def integer_sums(node: Any, sums: Tensor) -> Tensor:
+    """A node's sums of integer products as its result is made of: modulo 2^32, as matrix units add them, unless a 64-bit type is
+    declared."""
+    types = {tensor.dtype for tensor in (*node.inputs.values(), *node.outputs.values())} | {node.compute_dtype}
+    return sums if types & {"int64", "float64"} else wrapped(sums)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

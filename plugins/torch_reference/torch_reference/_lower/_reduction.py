@@ -1,6 +1,7 @@
 """reduction: over every axis whose output size is 1 and whose input size is not.
 
 With ``group_offset`` the rows (axis 1) fall into groups that start at its entries; axis 0 of the output counts groups.
+Sums and products of integers whose declared result is int32 are modulo 2^32: any order and grouping gives the same.
 An empty reduction gives the mode's neutral element: 0, 1 for products, -inf for MAX, +inf for MIN, NaN for AVG.
 """
 
@@ -11,11 +12,12 @@ from typing import Any
 
 import torch
 
-from ._math import Math, is_integer
+from ._math import Math, is_integer, wrapped
 
 __all__ = ["group_bounds", "reduction"]
 
 Tensor = Any
+_COMBINING = ("ADD", "NORM1", "MUL", "MUL_NO_ZEROS")
 
 
 def reduction(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any]:
@@ -28,11 +30,16 @@ def reduction(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, Any
     exact = is_integer(x) and whole
     x = x.to(torch.int64) if exact else math.as_float(x)
     dim = node.outputs["Y"].dim
+    narrow = exact and node.outputs["Y"].dtype == "int32"
+    if narrow and mode == "NORM1" and node.inputs["input"].dtype == "int32":
+        x = x.abs().clamp(max=2**31 - 1)  # the size of the smallest int32 is none
     if "group_offset" in inputs:
         bounds = group_bounds(inputs["group_offset"], x.shape[1], dim[0])
         parts = [_reduce(x[:, start:stop], mode, (1, *dim[1:])) for start, stop in bounds]
-        return {"Y": torch.cat(parts) if parts else x.new_zeros(dim)}
-    return {"Y": _reduce(x, mode, dim)}
+        y = torch.cat(parts) if parts else x.new_zeros(dim)
+    else:
+        y = _reduce(x, mode, dim)
+    return {"Y": wrapped(y) if narrow and mode in _COMBINING else y}
 
 
 def group_bounds(offsets: Tensor, rows: int, groups: int) -> list[tuple[int, int]]:
