@@ -8,6 +8,8 @@ Contracts that an evaluator keeps (``kernels/math`` and ``reference`` do):
 * Arguments are converted to the compute type first; a boolean is 0 or 1; a mask result is 1 or 0.
 * The result is rounded to the op's declared type, to nearest even. fp16 and bf16 overflow to infinity; fp8 saturates at its largest
   finite value, infinities too; integers saturate, NaN becomes 0 there; boolean is ``!= 0``.
+* Sums and products of many int32 values, which are those of a matmul of integers and of the reductions whose result is int32, are modulo
+  2^32: partial results come in any order, and saturated ones would depend on it. The ops add, sub, neg and abs of int32 saturate.
 * NaN propagates through every op but comparisons, logical ops and ``binary_select`` (which passes on what it selects).
 """
 
@@ -191,7 +193,7 @@ class ReductionMode:
     """How values are reduced: ``prepare`` each value, start from ``identity``, ``combine`` in any order and grouping.
 
     prepare   "" | "abs" | "nonzero" (0 becomes 1)
-    combine   "add" | "mul" | "min" | "max"; a NaN makes the result NaN
+    combine   "add" | "mul" | "min" | "max"; a NaN makes the result NaN; sums and products of int32 are modulo 2^32
     identity  of fp32; min and max of int32 start from the largest and the smallest int32
     divide    the result is divided by the number of values that are reduced, at their runtime sizes
     """

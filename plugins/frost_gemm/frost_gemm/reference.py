@@ -3,7 +3,7 @@
 Arrays hold values, not storage: float64 for floats, int64 for integers and booleans (0 or 1), already rounded to the tensor's type.
 ``execute`` works in the program's orientation, ``evaluate`` takes and returns arrays of the operands' own shapes.
 
-Products are summed in fp64 (exactly in int64 for int8), then rounded to the matmul's type; ops are computed in fp64, or exactly in
+Products are summed in fp64 (modulo 2^32 for int8), then rounded to the matmul's type; ops are computed in fp64, or exactly in
 int64 where the program computes them in int32, then rounded to the op's type. A kernel sums in fp32 (int32) and computes in fp32,
 so it may differ by roundings; on small integers it may not. Rounding is that of the core's reference engine (``rounded``).
 """
@@ -74,6 +74,11 @@ def _to_integer(value: Array, low: int, high: int) -> Array:
     return whole.astype(np.int64)
 
 
+def _wrapped(value: Array) -> Array:
+    """Integers modulo 2^32, as int32 has them."""
+    return value.astype(np.int64).astype(np.int32).astype(np.int64)
+
+
 def execute(program: Program, a: Sequence[Array], b: Sequence[Array], aux: Sequence[Array] = ()) -> Results:
     """Run a program on A [L or 1, M, K], B [L or 1, N, K] and epilogue operands that broadcast to [L, M, N]."""
     accumulators = []
@@ -83,12 +88,13 @@ def execute(program: Program, a: Sequence[Array], b: Sequence[Array], aux: Seque
         if program.accumulate == "float32":
             left, right = left.astype(np.float64), right.astype(np.float64)
         with np.errstate(all="ignore"):
-            accumulators.append(rounded(np.matmul(left, np.swapaxes(right, -1, -2)), gemm.dtype))
+            sums = np.matmul(left, np.swapaxes(right, -1, -2))
+        accumulators.append(rounded(_wrapped(sums) if program.accumulate == "int32" else sums, gemm.dtype))
     shape = np.broadcast_shapes(*(accumulator.shape for accumulator in accumulators))
     values = _ops(program.ops, shape, {"acc": accumulators, "aux": list(aux)})
     stores = tuple(np.broadcast_to(_value(values, store.value), shape) for store in program.stores)
     reductions = tuple(
-        rounded(_reduce(np.broadcast_to(_value(values, r.value), shape), r.mode, r.axes), r.dtype)
+        rounded(_reduce(np.broadcast_to(_value(values, r.value), shape), r.mode, r.axes, r.dtype == "int32"), r.dtype)
         for r in program.reductions
     )
     return Results(stores, reductions)
@@ -119,17 +125,21 @@ def _value(values: Mapping[str, list[Array]], ref: Ref) -> Array:
     return values["element"][0] if ref == Ref("val", -1) else values[ref.kind][ref.index]
 
 
-def _reduce(value: Array, mode: str, axes: str) -> Array:
+def _reduce(value: Array, mode: str, axes: str, integer: bool) -> Array:
+    """``integer``: of values in int32, modulo 2^32."""
+    value = rounded(value, "int32") if integer else value
     how = REDUCTIONS[mode]
     along = tuple("lmn".index(axis) for axis in axes)
     if how.prepare == "abs":
-        value = np.abs(value)
+        value = rounded(np.abs(value), "int32") if integer else np.abs(value)
     elif how.prepare == "nonzero":
         value = np.where(value == 0, 1, value)
     function: Any = {"add": np.sum, "mul": np.prod, "min": np.min, "max": np.max}[how.combine]
     with np.errstate(all="ignore"):
         result = function(value, axis=along, keepdims=True)
     count = int(np.prod([value.shape[axis] for axis in along]))
+    if integer:
+        return _wrapped(result)
     return result / count if how.divide else result
 
 

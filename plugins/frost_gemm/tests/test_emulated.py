@@ -60,6 +60,17 @@ def test_bias_and_relu_of_a_ragged_product(emulated, device):
     assert output["shape"] == [1, 24, 40]
 
 
+@pytest.mark.parametrize("device", ["H200", "B200"])
+def test_sums_of_int32_are_modulo_two_to_the_32(emulated, device):
+    """The elements are near a limit: every sum leaves int32, and saturated partial sums would depend on their order."""
+    g, c = matmul("int8", m=20, n=24, k=32, out="int32")
+    for mode, limit in (("ADD", 2**31 - 2**18), ("NORM1", -(2**31) + 2**18)):
+        y = g.reduction(g.add(c, limit).set_data_type("int32"), mode=mode, out_dims=(1, 20, 1))
+        y.set_output(True).set_name(mode).set_data_type("int32")
+    report = emulated(g, device, {"tile_m": 64, "tile_n": 32} if device == "H200" else {"tile_m": 128, "tile_n": 64})
+    assert {output["name"] for output in report["outputs"]} == {"ADD", "NORM1"}
+
+
 WIDE = {"tile_m": 128, "tile_n": 64}
 SETTINGS = {
     "H200 pingpong": ("H200", {"tile_m": 64, "tile_n": 32, "schedule": "pingpong"}),

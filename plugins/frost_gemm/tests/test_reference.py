@@ -131,6 +131,36 @@ def test_int8_products_are_exact_where_fp32_is_not():
     assert execute(program, [a], [b]).stores[0] == exact
 
 
+INT8 = ((Matrix("int8"),), (Matrix("int8"),))
+
+
+@pytest.mark.parametrize(("dtype", "want"), [("int32", -(2**31)), ("int8", -128), ("float32", -(2.0**31))])
+def test_int8_products_are_summed_modulo_two_to_the_32_before_they_are_rounded(dtype, want):
+    """As the matrix unit does without ``.satfinite`` (PTX ISA, mma)."""
+    a = np.full((1, 1, 2**17), -128, np.int64)
+    program = Program(*INT8, (Gemm(dtype=dtype),), (Store(ACC, dtype),), accumulate="int32")
+    assert execute(program, [a], [a]).stores[0] == want
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "want"),
+    [
+        ("ADD", (2**31 - 1, 2), -(2**31) + 1),
+        ("NORM1", (-(2**31), 0), 2**31 - 1),  # the size of one element saturates
+        ("NORM1", (-(2**31), 1), -(2**31)),
+        ("MUL", (2**16 + 1, 2**16), 2**16),
+        ("MUL_NO_ZEROS", (2**31 - 1, 2), -2),
+        ("AMAX", (-(2**31), 2), 2**31 - 1),
+    ],
+)
+def test_sums_and_products_of_int32_are_modulo_two_to_the_32(mode, values, want):
+    reduction = (Reduction(Ref("val", 0), mode, "n", "int32"),)
+    ops = (Op("max", (Ref("aux", 0), Ref("aux", 0)), "int32", "int32"),)
+    program = Program(*INT8, (Gemm(dtype="int32"),), (), reduction, (Aux("int32", "full"),), ops, accumulate="int32")
+    zero = [np.zeros((1, rows, 1), np.int64) for rows in (1, 2)]
+    assert execute(program, zero[:1], zero[1:], [np.array([[values]])]).reductions[0] == want
+
+
 def test_a_prologue_is_rounded_to_what_the_matrix_unit_multiplies():
     element = Ref("val", -1)
     matrix = Matrix("int8", mma_dtype="bfloat16", prologue=(Op("mul", (element, Ref("aux", 0)), "bfloat16"),))

@@ -1,7 +1,8 @@
 """Reductions of an output: a partial result for each thread, lanes of a warp joined by shuffles, one atomic for each element.
 
 ``seed`` sets the outputs to the neutral element in a launch of its own, ahead of the kernel. Additions and products of floats depend on
-the order of the atomics, so two runs may differ in the last bits (``deterministic``). A NaN makes the result NaN in every mode.
+the order of the atomics, so two runs may differ in the last bits (``deterministic``). A NaN makes the result NaN in every mode. Additions
+and products of int32 wrap around, so their order does not matter; sizes saturate before they are added.
 Imported by the epilogue.
 """
 
