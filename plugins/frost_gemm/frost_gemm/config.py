@@ -16,7 +16,8 @@ __all__ = ["TileConfig"]
 class TileConfig:
     """One kernel's geometry.
 
-    tile_m, tile_n   output tile of one CTA, in elements (of the pair, where cta_group is 2: the pair shares tile_m and tile_n)
+    tile_m, tile_n   output tile of one CTA, in elements (of the pair, where cta_group is 2: the pair shares tile_m and tile_n).
+                     SM100: one or two instructions of 128 rows high (of 256 rows, by a pair)
     tile_k           bytes of K in one stage
     cluster_m, _n    CTAs of a cluster along M and N; they share operand tiles by multicast
     split_k          CTAs that share one output tile along K; their sums are added through distributed shared memory

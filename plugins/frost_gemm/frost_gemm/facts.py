@@ -27,7 +27,7 @@ class ArchFacts:
     sm_count      SMs that a persistent grid fills
     tmem_columns  of tensor memory, 0 without it
     fp8_k_bytes   K extent of one fp8 MMA in bytes (64 on sm_107)
-    b_collector   the MMA can keep B for the next instruction
+    a_collector   the MMA can keep A for the next instruction; b_collector: and B
     launch_control  clusters can take over the next tile's launch (cluster launch control)
     int8          the matrix unit multiplies int8
     max_cluster   CTAs of a cluster
@@ -39,6 +39,7 @@ class ArchFacts:
     sm_count: int
     tmem_columns: int = 0
     fp8_k_bytes: int = 32
+    a_collector: bool = False
     b_collector: bool = False
     launch_control: bool = False
     int8: bool = True
@@ -51,6 +52,7 @@ class _Row:
     shared_bytes: int
     tmem_columns: int = 0
     fp8_k_bytes: int = 32
+    a_collector: bool = False
     b_collector: bool = False
     launch_control: bool = False
     int8: bool = True
@@ -60,10 +62,18 @@ class _Row:
 # sm: the row. int8: PTX ISA, tcgen05.mma .kind::i8 is for sm_100a and sm_110a alone.
 _ROWS = {
     90: _Row("wgmma", 227 * KIB),
-    100: _Row("tcgen05", 227 * KIB, 512, launch_control=True, max_cluster=16),
-    103: _Row("tcgen05", 227 * KIB, 512, launch_control=True, int8=False, max_cluster=16),
+    100: _Row("tcgen05", 227 * KIB, 512, a_collector=True, launch_control=True, max_cluster=16),
+    103: _Row("tcgen05", 227 * KIB, 512, a_collector=True, launch_control=True, int8=False, max_cluster=16),
     107: _Row(
-        "tcgen05", 227 * KIB, 576, fp8_k_bytes=64, b_collector=True, launch_control=True, int8=False, max_cluster=16
+        "tcgen05",
+        227 * KIB,
+        576,
+        fp8_k_bytes=64,
+        a_collector=True,
+        b_collector=True,
+        launch_control=True,
+        int8=False,
+        max_cluster=16,
     ),
 }
 
@@ -86,6 +96,7 @@ def arch_facts(device: DeviceInfo) -> ArchFacts | None:
         sm_count=device.sm_count or 1,
         tmem_columns=row.tmem_columns,
         fp8_k_bytes=row.fp8_k_bytes,
+        a_collector=row.a_collector,
         b_collector=row.b_collector,
         launch_control=row.launch_control,
         int8=row.int8,

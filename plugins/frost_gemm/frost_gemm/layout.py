@@ -59,6 +59,7 @@ class KernelLayout:
     partial_bytes  of the accumulators that split-K leaves in shared memory; partials_in_ring: they lie over the operand ring
     shared_bytes   everything
     acc_stages     accumulators in tensor memory; tmem_columns allocated
+    blocks         MMAs side by side along M, each with epi_m rows of a CTA
     raw_bytes      of each operand, A's and then B's, in one stage as it lies in memory; 0 for one without a prologue
     """
 
@@ -77,6 +78,7 @@ class KernelLayout:
     acc_stages: int = 1
     partials_in_ring: bool = False
     tmem_columns: int = 0
+    blocks: int = 1
     raw_bytes: tuple[int, ...] = ()
 
 
@@ -315,7 +317,8 @@ def _check_wgmma_tile(program: Program, config: TileConfig, facts: ArchFacts) ->
 # The data types that one tcgen05.mma kind multiplies (PTX ISA, tcgen05.mma: .kind::f16, .kind::f8f6f4, .kind::i8).
 _TCGEN05_KINDS = ({"bfloat16"}, {"float16"}, {"fp8_e4m3", "fp8_e5m2"}, {"int8"})
 _TCGEN05_ROWS = 128  # tensor memory lanes, so rows of the accumulator in one CTA
-_TCGEN05_COLUMNS = 512  # the largest allocation that other kernels can share an SM with
+_TCGEN05_BLOCKS = (1, 2)  # MMAs along M; with two, and 256 columns each, the sums of one tile fill tensor memory
+_TCGEN05_SHARED_COLUMNS = 512  # a power of two up to this; more are one exclusive allocation of all that there are
 _DESCRIPTOR_REACH = 256 * 1024  # PTX ISA, tcgen05 matrix descriptor: 14 bits of the start address, in units of 16 bytes
 _TCGEN05_STAGES = 16  # so many barriers fit in front of the rings
 _RESERVED_BYTES = 1024  # the system's shared memory in front of the kernel's
@@ -324,9 +327,11 @@ _RESERVED_BYTES = 1024  # the system's shared memory in front of the kernel's
 def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> KernelLayout:
     _check_tcgen05_tile(program, config, facts)
     epi_n = 32 if config.tile_n % 32 == 0 else 16
-    columns, limit = len(program.gemms) * config.tile_n, min(facts.tmem_columns, _TCGEN05_COLUMNS)
+    blocks = config.tile_m // (_TCGEN05_ROWS * config.cta_group)
+    columns, limit = blocks * len(program.gemms) * config.tile_n, facts.tmem_columns
     _require(columns <= limit, "knob.domain", "knob:tile_n", f"{limit} columns of tensor memory", columns)
     acc_stages = 2 if 2 * columns <= limit else 1
+    allocated = max(32, 1 << (acc_stages * columns - 1).bit_length())
 
     modes = tuple(_tcgen05_store_mode(store.major, store.alignment) for store in program.stores)
     staged = [BITS[s.dtype] // 8 for s, mode in zip(program.stores, modes, strict=True) if mode == "tma"]
@@ -335,7 +340,7 @@ def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> Ker
     if config.split_k > 1:  # one subtile of sums from the CTA with the next part of K, twice
         partial_bytes = 2 * len(program.gemms) * _TCGEN05_ROWS * epi_n * 4
 
-    a_bytes, b_bytes = _TCGEN05_ROWS * config.tile_k, config.tile_n // config.cta_group * config.tile_k
+    a_bytes, b_bytes = blocks * _TCGEN05_ROWS * config.tile_k, config.tile_n // config.cta_group * config.tile_k
     operands = [(m, a_bytes) for m in program.a] + [(m, b_bytes) for m in program.b]
     raw_bytes = tuple(size * BITS[m.dtype] // BITS[m.mma_dtype] if m.prologue else 0 for m, size in operands)
     rings = [*(size for _, size in operands), *raw_bytes]
@@ -360,7 +365,8 @@ def _plan_tcgen05(program: Program, config: TileConfig, facts: ArchFacts) -> Ker
         partial_bytes=partial_bytes,
         shared_bytes=fixed + rings_bytes,
         acc_stages=acc_stages,
-        tmem_columns=max(32, 1 << (acc_stages * columns - 1).bit_length()),
+        tmem_columns=allocated if allocated <= _TCGEN05_SHARED_COLUMNS else facts.tmem_columns,
+        blocks=blocks,
         raw_bytes=raw_bytes,
     )
 
@@ -394,7 +400,10 @@ def _check_tcgen05_tile(program: Program, config: TileConfig, facts: ArchFacts) 
     group = config.cta_group
     _require(facts.launch_control, "device.sm_variant", "device", "cluster launch control", facts.target)
     _require(group in (1, 2), "knob.domain", "knob:cta_group", [1, 2], group)
-    _require(config.tile_m == _TCGEN05_ROWS * group, "knob.domain", "knob:tile_m", _TCGEN05_ROWS * group, config.tile_m)
+    heights = [_TCGEN05_ROWS * group * blocks for blocks in _TCGEN05_BLOCKS]
+    _require(config.tile_m in heights, "knob.domain", "knob:tile_m", heights, config.tile_m)
+    made = config.tile_m > heights[0] and any(m.prologue for m in program.a)
+    _require(not made, "knob.domain", "knob:tile_m", f"{heights[0]} where A has ops before the matmul", config.tile_m)
     # PTX ISA, tcgen05.mma: N is a multiple of 16 for M = 128 (of 32 for a pair whose 8-bit B is transposed, since each holds half).
     narrow = any(m.major == "mn" and BITS[m.mma_dtype] == 8 for m in program.b)
     step = 32 if narrow and group == 2 else 16
@@ -412,7 +421,7 @@ def _check_tcgen05_tile(program: Program, config: TileConfig, facts: ArchFacts) 
     _require(config.cluster_m % group == 0, "knob.domain", "knob:cluster_m", {"multiple_of": group}, config.cluster_m)
     # A CTA loads its share of a tile that others need too: whole swizzle patterns of 8 rows.
     shares = (
-        ("tile_m", _TCGEN05_ROWS, config.cluster_n),
+        ("tile_m", config.tile_m // group, config.cluster_n),
         ("tile_n", config.tile_n // group, config.cluster_m // group),
     )
     for name, rows, sharers in shares:

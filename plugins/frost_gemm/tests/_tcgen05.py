@@ -90,8 +90,13 @@ def recorded(program, config, device, m, n, k, batch=1):
     return launches, plan_layout(program, config, facts(device))
 
 
-def run(program, config, device="B200", m=136, n=72, k=136, batch=1, *, seed=0, schedule="late", low=-3, high=4):
-    """Launch ``program`` on random integers of [low, high). A finding of the emulator is an error."""
+def run(
+    program, config, device="B200", m=136, n=72, k=136, batch=1, *, seed=0, schedule="late", low=-3, high=4, mutant=("", "")
+):  # fmt: skip
+    """Launch ``program`` on random integers of [low, high). A finding of the emulator is an error.
+
+    ``mutant``: the first one of these texts in the kernel is replaced with the second one.
+    """
     rng = np.random.default_rng(seed)
     tensors, arrays = {}, {"a": [], "b": [], "aux": []}
 
@@ -121,9 +126,12 @@ def run(program, config, device="B200", m=136, n=72, k=136, batch=1, *, seed=0, 
         shape = tuple(1 if axis in member.axes else extent for axis, extent in zip("lmn", (batch, m, n), strict=True))
         reductions.append(tensor(f"reduction{i}", member.dtype, shape, "n"))
 
+    artifact = compiled(program, config, device).artifact
+    assert mutant[0] in artifact.ptx
     report = ptx_emulator.launch(
-        compiled(program, config, device).artifact, _block(program, (m, n, k, batch), tensors), None,
+        artifact, _block(program, (m, n, k, batch), tensors), None,
         buffers=list(tensors.values()), outputs=stores + reductions, check="raise", seed=seed, schedule=schedule,
+        ptx=artifact.ptx.replace(*mutant, 1),
     )  # fmt: skip
     found = Run(report, **arrays)
     found.store = [store.double().numpy() for store in stores]

@@ -9,6 +9,7 @@ from frost_gemm.ir import Aux, Gemm, Matrix, Op, Program, Reduction, Ref, Store
 
 pytest.importorskip("cutlass")
 pytest.importorskip("ptx_emulator")
+import ptx_emulator
 from _tcgen05 import plain, recorded, run, tile
 
 ACC, VAL, AUX = (lambda i, kind=kind: Ref(kind, i) for kind in ("acc", "val", "aux"))
@@ -36,6 +37,28 @@ CASES = {
     "pair, cluster 4x2": ("B200", plain(), tile(pair=True, cluster_m=2, cluster_n=2), (520, 136, 136, 1)),
     "e4m3 x e5m2": ("B200", plain("fp8_e4m3", "fp8_e5m2"), tile(), (136, 72, 272, 1)),
     "e5m2 x e4m3, K64": ("R200", plain("fp8_e5m2", "fp8_e4m3"), tile(), (136, 72, 272, 1)),
+    "two blocks of rows": ("B200", plain(), tile(256), (264, 72, 136, 2)),
+    "two blocks, 16 wide, B kept": ("R200", plain(out="float16"), tile(256, n=16), (136, 24, 136, 1)),
+    "two blocks, every column of 10.7": ("R200", plain(), tile(256, n=144, k=64), (300, 152, 72, 2)),
+    "two blocks, cluster 2x2, A by columns": (
+        "R200",
+        plain(a_major="mn"),
+        tile(256, cluster_m=2, cluster_n=2),
+        (520, 136, 72, 1),
+    ),
+    "two blocks of a pair, K64": (
+        "R200",
+        plain("fp8_e4m3", "fp8_e5m2"),
+        tile(256, n=128, pair=True),
+        (520, 136, 144, 1),
+    ),
+    "two blocks of a pair, cluster 2x2": (
+        "B300",
+        plain(b_major="mn"),
+        tile(256, pair=True, cluster_n=2),
+        (520, 136, 72, 1),
+    ),
+    "two blocks of int8": ("B200", plain("int8", out="int32"), tile(256), (264, 72, 144, 1)),
     "fp8 pair": ("B300", plain("fp8_e4m3"), PAIR, (264, 136, 144, 1)),
     "fp8 pair, K64, cluster 4x2": (
         "R200",
@@ -81,6 +104,7 @@ RACY = {
     "alone": tile(stages=2),
     "multicast": tile(cluster_m=2, cluster_n=2, stages=2),
     "pair": tile(pair=True, cluster_n=2, stages=2),
+    "two blocks, one accumulator": tile(256, n=256, k=64, stages=2),
 }
 
 
@@ -241,6 +265,49 @@ def test_gate_and_up_share_an_operand(device, config):
     exact(found, np.maximum(gate, 0) * up, up)
 
 
+@pytest.mark.parametrize("device", ["B200", "R200"])
+def test_products_of_two_blocks_share_both_operands(device):
+    found = run(GATED, tile(256), device, 264, 72, 136)
+    gate, up = found.product(0, 0, 0), found.product(1, 0, 1)
+    exact(found, np.maximum(gate, 0) * up, up)
+
+
+def test_reductions_of_two_blocks_skip_what_lies_outside():
+    found = run(SUMS, tile(256), "R200", 268, 80, 80, low=1, high=4)
+    product = found.product(0)
+    exact(found, product)
+    np.testing.assert_array_equal(found.reduction[0].ravel(), product.sum(2).ravel())
+    np.testing.assert_array_equal(found.reduction[1].ravel(), (-product).max(1).ravel())
+
+
+def test_an_int8_a_is_kept_for_two_products():
+    program = Program(
+        a=(Matrix("int8"),), b=(Matrix("int8"), Matrix("int8")), gemms=(Gemm(0, 0, "int32"), Gemm(0, 1, "int32")),
+        stores=(Store(ACC(0), "int32"), Store(ACC(1), "int32")), accumulate="int32",
+    )  # fmt: skip
+    found = run(program, tile(n=32), "B200", 136, 40, 144)
+    exact(found, found.product(0, 0, 0), found.product(1, 0, 1))
+
+
+MISUSED = {
+    "B that was not kept": (plain(), "b::fill", "b::discard", "of B, of which the collector holds nothing"),
+    "B that was given up": (plain(), "b::lastuse", "b::fill", ""),
+    "A that was not kept": (GATED, "a::fill", "a::discard", "of A, of which the collector holds nothing"),
+}
+
+
+@pytest.mark.parametrize("case", MISUSED)
+def test_an_operand_that_was_not_kept_would_be_found(case):
+    """The emulator holds the kernel to what it says: a word of one instruction that is changed is reported, if it does harm."""
+    program, word, other, finding = MISUSED[case]
+    mutant = f"collector::{word}", f"collector::{other}"
+    if finding:
+        with pytest.raises(ptx_emulator.FindingError, match=finding):
+            run(program, tile(256, n=16), "R200", 136, 24, 72, mutant=mutant)
+    else:
+        exact(run(program, tile(256, n=16), "R200", 136, 24, 72, mutant=mutant))
+
+
 @ANYWHERE
 def test_products_of_different_operands_and_types(device, config):
     found = run(CROSSED, config, device, 136, 72, 144, 2)
@@ -277,6 +344,9 @@ def columns_of(b):
 
 PLAIN = Matrix("bfloat16")
 PROLOGUES = {
+    "int8 weights, two blocks of rows": (
+        "R200", one_product(PLAIN, fused("int8", ("neg",))), tile(256, pair=True), lambda f: -f.product(0),
+    ),
     "int8 weights, scaled": (
         "B200", one_product(PLAIN, fused("int8", ("identity",), ("mul", AUX(0))), SCALAR), tile(),
         lambda f: f.a[0] @ columns_of(f.b[0] * f.aux[0]),
@@ -331,6 +401,7 @@ SPLIT = {
     "two parts": ("B200", plain(), tile(n=16, split_k=2), (136, 24, 400, 1)),
     "parts beyond K": ("B200", plain(), tile(n=16, split_k=4), (40, 16, 72, 1)),
     "pair": ("R200", plain("fp8_e4m3"), tile(n=16, pair=True, split_k=2), (136, 16, 272, 1)),
+    "two blocks of rows": ("R200", plain(), tile(256, n=16, split_k=2), (264, 16, 136, 1)),
     "multicast": ("B300", plain(), tile(n=16, cluster_n=2, split_k=2), (40, 32, 200, 1)),
     "int8": ("B200", plain("int8", out="int32"), tile(n=16, split_k=2), (40, 16, 272, 1)),
 }

@@ -86,6 +86,7 @@ AXES = {
     "majors": (("k", "k"), ("mn", "k"), ("k", "mn"), ("mn", "mn")),
     "epilogue": tuple(EPILOGUES),
     "pair": (False, True),
+    "m": (128, 256),
     "n": (16, 32, 64, 96, 128, 192, 256),
     "k": (64, 128, 256),
     "cluster": ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (2, 4)),
@@ -117,7 +118,7 @@ def sample(count):
 def _built(choice):
     program = made(*choice["types"], choice["majors"], **EPILOGUES[choice["epilogue"]])
     config = tile(
-        n=choice["n"], k=choice["k"], cluster_m=choice["cluster"][0], cluster_n=choice["cluster"][1], pair=choice["pair"],
+        choice["m"], n=choice["n"], k=choice["k"], cluster_m=choice["cluster"][0], cluster_n=choice["cluster"][1], pair=choice["pair"],
         split_k=choice["split_k"],
     )  # fmt: skip
     try:
@@ -131,7 +132,18 @@ def label(item):
     choice, _ = item
     words = [choice["device"], "x".join(choice["types"]), "".join(choice["majors"]), choice["epilogue"]]
     return " ".join(
-        map(str, [*words, choice["n"], choice["k"], choice["cluster"], choice["split_k"], "pair" * choice["pair"]])
+        map(
+            str,
+            [
+                *words,
+                choice["m"],
+                choice["n"],
+                choice["k"],
+                choice["cluster"],
+                choice["split_k"],
+                "pair" * choice["pair"],
+            ],
+        )
     )
 
 
@@ -207,6 +219,43 @@ def test_nothing_touches_global_memory_or_takes_a_tile_before_the_launch_ahead_h
     assert wait
     assert not touches.search(before)
     assert touches.search(after)
+
+
+def collectors(program, config, device):
+    """What the MMAs say about the collectors, in the order in which they are issued, and how often."""
+    ptx = compiled(program, config, device).ptx
+    return re.findall(r"tcgen05\.mma\.\S*?kind::\w+\.?(\S*) \[", ptx)
+
+
+DISCARD, KEEP_B = (
+    "collector::a::discard",
+    ["collector::a::discard.collector::b::fill", "collector::a::discard.collector::b::lastuse"],
+)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3"])
+def test_two_blocks_of_rows_share_b_on_10_7_alone(dtype, pair):
+    """The first MMA of each K block fills the collector of B, the second one is its last use; one block keeps nothing."""
+    program = made(dtype, dtype, ("k", "k"), **EPILOGUES["plain"])
+    high, low = tile(256, pair=pair), tile(pair=pair)
+    steps = {"bfloat16": 4, "fp8_e4m3": 2}[dtype]
+    assert collectors(program, high, "R200") == steps * KEEP_B
+    assert collectors(program, low, "R200") == steps * [DISCARD]
+    for device in ("B200", "B300"):
+        assert set(collectors(program, high, device)) == {DISCARD}
+
+
+@pytest.mark.parametrize("device", ["B200", "B300", "R200"])
+def test_gate_and_up_share_a_on_every_part(device):
+    program = made("bfloat16", "bfloat16", ("k", "k"), **EPILOGUES["SwiGLU"])
+    assert collectors(program, tile(), device) == 4 * ["collector::a::fill", "collector::a::lastuse"]
+
+
+@pytest.mark.parametrize(("device", "n", "words"), [("R200", 144, ".exclusive"), ("R200", 128, ""), ("B200", 144, "")])
+def test_all_columns_of_tensor_memory_are_one_exclusive_allocation(device, n, words):
+    ptx = compiled(made("bfloat16", "bfloat16", ("k", "k"), **EPILOGUES["plain"]), tile(256, n=n), device).ptx
+    assert re.findall(r"tcgen05\.(alloc|dealloc)(\.exclusive)?\.", ptx) == [("alloc", words), ("dealloc", words)]
 
 
 def test_a_longer_name_for_every_choice_that_changes_the_kernel():

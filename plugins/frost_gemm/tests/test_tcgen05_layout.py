@@ -7,14 +7,17 @@ import pytest
 from frost_gemm.config import TileConfig
 from frost_gemm.facts import arch_facts
 from frost_gemm.ir import Gemm, Matrix, Op, Program, Ref, Store
+from frost_gemm.issue import issues
 from frost_gemm.layout import BARRIER_BYTES, LayoutError, plan_layout
 
 from cudnn_core import DeviceInfo
 
 KIB = 1024
 CONFIGS = [
-    TileConfig(128 * group, n, k, cluster_m * group, cluster_n, split_k, cta_group=group)
-    for group, n, k, cluster_m, cluster_n, split_k in product((1, 2), (16, 48, 96, 128, 256), (64, 128, 256), (1, 2), (1, 4), (1, 2))
+    TileConfig(128 * blocks * group, n, k, cluster_m * group, cluster_n, split_k, cta_group=group)
+    for blocks, group, n, k, cluster_m, cluster_n, split_k in product(
+        (1, 2), (1, 2), (16, 48, 96, 128, 256), (64, 128, 256), (1, 2), (1, 4), (1, 2)
+    )
 ]  # fmt: skip
 
 
@@ -32,11 +35,11 @@ def program(a="bfloat16", b=None, stores=(("float32", "n", 16),), gemms=1, b_maj
     )
 
 
-def plans(**options):
+def plans(device="B200", **options):
     """Every configuration that fits, with its layout."""
     for config in CONFIGS:
         try:
-            yield config, plan_layout(program(**options), config, facts())
+            yield config, plan_layout(program(**options), config, facts(device))
         except LayoutError:
             continue
 
@@ -88,29 +91,96 @@ def test_one_more_stage_never_fits(options):
 def test_drained_parts_cover_the_tile_exactly():
     for config, layout in plans():
         assert config.tile_n % layout.epi_n == 0
-        assert layout.epi_m * config.cta_group == config.tile_m
+        assert layout.epi_m == 128
+        assert layout.blocks * layout.epi_m * config.cta_group == config.tile_m
         spans = range(0, config.tile_n, layout.epi_n)
         assert sorted(column for start in spans for column in range(start, start + layout.epi_n)) == list(
             range(config.tile_n)
         )
 
 
+@pytest.mark.parametrize(("device", "columns"), [("B200", 512), ("B300", 512), ("R200", 576)])
 @pytest.mark.parametrize("gemms", [1, 2, 3])
-def test_tensor_memory_holds_every_accumulator_in_a_legal_allocation(gemms):
+def test_tensor_memory_holds_every_accumulator_in_a_legal_allocation(gemms, device, columns):
+    """A power of two up to 512 columns; all 576 of 10.7 only where 512 do not hold them."""
     stages = set()
-    for config, layout in plans(gemms=gemms):
-        used = layout.acc_stages * gemms * config.tile_n
-        assert used <= layout.tmem_columns <= 512
+    for config, layout in plans(device, gemms=gemms):
+        used = layout.acc_stages * layout.blocks * gemms * config.tile_n
+        assert used <= layout.tmem_columns <= columns
         assert layout.tmem_columns >= 32
-        assert layout.tmem_columns.bit_count() == 1
-        assert layout.acc_stages == 2 or 2 * used > 512
+        assert layout.tmem_columns.bit_count() == 1 or (layout.tmem_columns == 576 and used > 512)
+        assert layout.acc_stages == 2 or 2 * used > columns
         stages.add(layout.acc_stages)
     assert 2 in stages
+
+
+@pytest.mark.parametrize(
+    ("config", "gemms", "elsewhere"),
+    [
+        (TileConfig(256, 144, 128), 1, 1), (TileConfig(128, 96, 128), 3, 1), (TileConfig(128, 192, 64), 3, None),
+        (TileConfig(512, 96, 128, 2, cta_group=2), 3, None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_columns_that_one_part_alone_has_are_used_where_sums_need_them(config, gemms, elsewhere):
+    """A second accumulator, or the only one, that other parts have no room for (``elsewhere``: how many those have)."""
+    layout = plan_layout(program(gemms=gemms), config, facts("R200"))
+    assert layout.tmem_columns == 576 == layout.acc_stages * layout.blocks * gemms * config.tile_n
+    if elsewhere:
+        assert plan_layout(program(gemms=gemms), config, facts()).acc_stages == elsewhere
+    else:
+        assert declined(config, program(gemms=gemms)) == ("knob.domain", "knob:tile_n")
 
 
 def test_accumulators_that_do_not_fit_are_declined():
     assert declined(TileConfig(128, 256, 64), program(gemms=3)) == ("knob.domain", "knob:tile_n")
     assert plan_layout(program(gemms=2), TileConfig(128, 256, 64), facts()).acc_stages == 1
+    assert declined(TileConfig(256, 256, 64), program(gemms=2)) == ("knob.domain", "knob:tile_n")
+    assert plan_layout(program(), TileConfig(256, 256, 64), facts()).acc_stages == 1
+
+
+def test_two_blocks_of_rows_are_declined_where_a_has_a_prologue():
+    made = Matrix("int8", mma_dtype="bfloat16", prologue=(Op("identity", (Ref("val", -1),), "bfloat16"),))
+    config = TileConfig(256, 64, 128)
+    assert declined(config, replace(program(), a=(made,))) == ("knob.domain", "knob:tile_m")
+    assert plan_layout(replace(program(), b=(made,)), config, facts()).blocks == 2
+
+
+@pytest.mark.parametrize("device", ["B200", "B300", "R200"])
+def test_operands_are_kept_where_the_part_keeps_them(device):
+    """A by every part, B by 10.7 alone."""
+    gemms = (Gemm(0, 0), Gemm(0, 1))
+    rubin = device == "R200"
+    assert issues(gemms[:1], 1, facts(device)) == ((0, 0, "discard", "discard"),)
+    assert issues(gemms, 1, facts(device)) == ((0, 0, "fill", "discard"), (1, 0, "lastuse", "discard"))
+    kept = ("fill", "lastuse") if rubin else ("discard", "discard")
+    assert issues(gemms[:1], 2, facts(device)) == ((0, 0, "discard", kept[0]), (0, 1, "discard", kept[1]))
+    if not rubin:
+        a = "fill", "lastuse"
+        order = (0, 0), (1, 0), (0, 1), (1, 1)
+        assert issues(gemms, 2, facts(device)) == tuple((g, m, a[g], "discard") for g, m in order)
+    assert issues(gemms, 2, facts(device, a_collector=False, b_collector=False))[0][2:] == ("discard", "discard")
+
+
+@pytest.mark.parametrize("device", ["B200", "R200"])
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("pairs", [((0, 0),), ((0, 0), (0, 1)), ((0, 1), (1, 0), (1, 1)), ((0, 0), (0, 0), (0, 1))])
+def test_every_product_of_every_block_is_issued_once_and_uses_what_was_kept(pairs, blocks, device):
+    gemms = tuple(Gemm(*pair) for pair in pairs)
+    order = issues(gemms, blocks, facts(device))
+    assert sorted((one.gemm, one.block) for one in order) == list(product(range(len(gemms)), range(blocks)))
+    held = {"a": None, "b": None}
+    for i, one in enumerate(order):
+        operands = {"a": (gemms[one.gemm].a, one.block), "b": gemms[one.gemm].b}
+        for name, operand in operands.items():
+            word = getattr(one, name)
+            assert word not in ("use", "lastuse") or held[name] == operand
+            assert word not in ("fill", "use") or i + 1 < len(order), "what is filled is used"
+            held[name] = operand if word in ("fill", "use") else None
+    if device == "B200":
+        assert {one.b for one in order} == {"discard"}
+    elif blocks == 2:
+        assert "discard" not in {one.b for one in order}
 
 
 def test_rings_stay_within_the_reach_of_a_matrix_descriptor():
@@ -155,10 +225,11 @@ def test_strides_that_a_tensor_map_cannot_hold_are_declined(alignment):
 @pytest.mark.parametrize(
     ("changes", "knob"),
     [
-        ({"tile_m": 64}, "tile_m"), ({"tile_m": 256}, "tile_m"), ({"tile_n": 8}, "tile_n"), ({"tile_n": 40}, "tile_n"),
+        ({"tile_m": 64}, "tile_m"), ({"tile_m": 384}, "tile_m"), ({"tile_m": 512}, "tile_m"), ({"tile_n": 8}, "tile_n"), ({"tile_n": 40}, "tile_n"),
         ({"tile_n": 272}, "tile_n"), ({"tile_k": 32}, "tile_k"), ({"tile_k": 96}, "tile_k"), ({"cluster_n": 3}, "cluster_n"),
         ({"cluster_m": 0}, "cluster_m"), ({"split_k": 3}, "split_k"), ({"cta_group": 3}, "cta_group"),
         ({"tile_n": 16, "cluster_m": 4}, "tile_n"), ({"cta_group": 2, "tile_m": 128, "cluster_m": 2}, "tile_m"),
+        ({"cta_group": 2, "tile_m": 384, "cluster_m": 2}, "tile_m"), ({"cta_group": 2, "tile_m": 1024, "cluster_m": 2}, "tile_m"),
         ({"cta_group": 2, "tile_m": 256}, "cluster_m"), ({"cta_group": 2, "tile_m": 256, "tile_n": 48, "cluster_m": 4}, "tile_n"),
     ],
     ids=str,

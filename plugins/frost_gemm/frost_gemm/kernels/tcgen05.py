@@ -39,9 +39,11 @@ from cutlass.utils import blackwell_helpers as sm100
 from ..config import TileConfig
 from ..facts import ArchFacts
 from ..ir import Gemm, Matrix, Program
+from ..issue import Issue, issues
 from ..layout import BARRIER_BYTES, BITS, RING_ALIGNMENT, KernelLayout, align
 from .args import ELEMENTS, Args, matrix, output, unpack
 from .epilogue import Chunk, Epilogue
+from .mma import mma_atom
 from .prologue import Prologue
 from .sched import Problem, locate, problem, raster_width
 from .sinks import Lanes
@@ -109,6 +111,8 @@ class Tcgen05Kernel:
         self.pairs = config.cluster_m // self.group  # along M in a cluster; a CTA alone counts as a pair
         self.tile_k = config.tile_k * 8 // BITS[program.a[0].mma_dtype]  # in elements
         self.tiler = (config.tile_m, config.tile_n, self.tile_k)
+        self.mma_tiler = (layout.epi_m * self.group, config.tile_n)  # of one instruction
+        self.issues = issues(program.gemms, layout.blocks, facts)
         self.cluster_tile = (config.tile_m * self.pairs, config.tile_n * config.cluster_n)
         self.sum_type: Any = cutlass.Int32 if program.accumulate == "int32" else cutlass.Float32
         self.staged = tuple(i for i, mode in enumerate(layout.store_modes) if mode == "tma")
@@ -123,6 +127,7 @@ class Tcgen05Kernel:
         )  # of a stage, straight from memory
         self.vector = VECTOR_BYTES * 8 // BITS[program.a[0].mma_dtype]
         self.offsets = tuple((0, column) for column in range(layout.epi_n))
+        self.arch = facts.target.removesuffix("a")  # as the DSL's functions for tensor memory name it
         self.cta_group = tcgen05.CtaGroup.TWO if self.group == 2 else tcgen05.CtaGroup.ONE
 
     @cute.jit
@@ -153,10 +158,13 @@ class Tcgen05Kernel:
             stream=stream,
         )
 
-    def tiled_mma(self, gemm: Gemm) -> cute.TiledMma:
-        """The MMA of one product: tile_m x tile_n, by the whole pair. A new object: what is set on it goes no further."""
+    def tiled_mma(self, gemm: Gemm, keep_a: str = "discard", keep_b: str = "discard") -> cute.TiledMma:
+        """The MMA of one product and one block of rows, by the whole pair, and what it keeps (``issue.Issue``).
+
+        A new object: what is set on it goes no further.
+        """
         a, b = self.program.a[gemm.a], self.program.b[gemm.b]
-        shape = self.config.tile_m, self.config.tile_n
+        shape = self.mma_tiler
         majors = tuple(OperandMajorMode.K if m.major == "k" else OperandMajorMode.MN for m in (a, b))
         types = ELEMENTS[a.mma_dtype], ELEMENTS[b.mma_dtype]
         source = tcgen05.OperandSource.SMEM
@@ -168,7 +176,7 @@ class Tcgen05Kernel:
             op = tcgen05.SM107MmaFP8Op(*types, self.sum_type, (*shape, 64), self.cta_group, source, *majors)
         else:
             op = tcgen05.MmaF8F6F4Op(*types, self.sum_type, (*shape, 32), self.cta_group, source, *majors)
-        return cute.make_tiled_mma(cute.make_mma_atom(op))
+        return cute.make_tiled_mma(mma_atom(op, keep_a, keep_b))
 
     def reader(self, operand: int) -> cute.TiledMma:
         """The MMA of the first product that reads this operand. Operands are numbered: A's, then B's."""
@@ -188,7 +196,7 @@ class Tcgen05Kernel:
         )
 
     def operand_layout(self, operand: int) -> cute.ComposedLayout:
-        """An operand's ring in shared memory: (MMA, MMA_M or MMA_N, MMA_K, stages)."""
+        """An operand's ring in shared memory: (MMA, blocks of A or 1, MMA_K, stages)."""
         make = sm100.make_smem_layout_a if self.members[operand][0] == "a" else sm100.make_smem_layout_b
         return make(self.reader(operand), self.tiler, ELEMENTS[self.member(operand).mma_dtype], self.layout.stages)
 
@@ -255,7 +263,9 @@ class Tcgen05Kernel:
         if warp == MMA_WARP:
             with cute.arch.elect_one():
                 self.init_barriers(rings)
-            cute.arch.alloc_tmem(self.layout.tmem_columns, rings.tmem_address, is_two_cta=self.group == 2)
+            cute.arch.alloc_tmem(
+                self.layout.tmem_columns, rings.tmem_address, is_two_cta=self.group == 2, arch=self.arch
+            )
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=self.group == 2)
         self.sync()
         sums = cute.arch.retrieve_tmem_ptr(self.sum_type, 16, rings.tmem_address)
@@ -278,7 +288,7 @@ class Tcgen05Kernel:
 
         self.sync()
         if warp == MMA_WARP:
-            cute.arch.dealloc_tmem(sums, self.layout.tmem_columns, is_two_cta=self.group == 2)
+            cute.arch.dealloc_tmem(sums, self.layout.tmem_columns, is_two_cta=self.group == 2, arch=self.arch)
 
     def prefetch_descriptors(self, *groups: Any) -> None:
         """Of all TMA atoms: they are parameters of the kernel, which no other launch writes."""
@@ -583,12 +593,15 @@ class Tcgen05Kernel:
                 if cutlass.const_expr(len(self.fused) > 0):
                     cute.arch.mbarrier_wait(rings.made + stage, phase)
                 for k_block in cutlass.range_constexpr(cute.size(fragments_a[0], mode=[2])):
-                    for g in cutlass.range_constexpr(len(gemms)):
-                        mma = self.tiled_mma(gemms[g])
+                    for i in cutlass.range_constexpr(len(self.issues)):
+                        one = self.issues[i]
+                        gemm = gemms[one.gemm]
+                        mma = self.tiled_mma(gemm, one.a, one.b)
                         mma.set(tcgen05.Field.ACCUMULATE, True if k_block else step > 0)
-                        at = (None, None, k_block, stage)
-                        to = self.sums(mma, sums, which, g)
-                        cute.gemm(mma, to, fragments_a[gemms[g].a][at], fragments_b[gemms[g].b][at], to)
+                        a = fragments_a[gemm.a][(None, one.block, k_block, stage)]
+                        b = fragments_b[gemm.b][(None, 0, k_block, stage)]
+                        to = self.sums(mma, sums, which, one)
+                        cute.gemm(mma, to, a, b, to)
                 self.commit(rings.empty + stage, owners)
                 stage, phase = self.advance(stage, phase, self.layout.stages)
             self.commit(rings.sums_full + which, pair)
@@ -596,33 +609,38 @@ class Tcgen05Kernel:
             _, valid = self.next_tile(rings, turn)
             turn = turn + 1
 
-    def sums(self, mma: cute.TiledMma, start: cute.Pointer, which: Int32, gemm: int) -> cute.Tensor:
+    def sums(self, mma: cute.TiledMma, start: cute.Pointer, which: Int32, one: Issue) -> cute.Tensor:
         """An accumulator in tensor memory as ``mma`` writes it."""
-        layout = mma.make_fragment_C(mma.partition_shape_C(self.tiler[:2])).layout
-        return cute.make_tensor(start + self.column(which, gemm), layout)
+        whole = mma.make_fragment_C(mma.partition_shape_C(self.mma_tiler)).layout
+        column = self.column(which, one.gemm) + one.block * self.config.tile_n
+        return cute.make_tensor(start + column, cute.slice_(whole, (None, 0, 0)))
 
     def column(self, which: Int32, gemm: int) -> Int32:
-        """The first column of an accumulator."""
-        return (which * len(self.program.gemms) + gemm) * self.config.tile_n
+        """The first column of a product's accumulators; those of its blocks lie side by side."""
+        return (which * len(self.program.gemms) + gemm) * self.layout.blocks * self.config.tile_n
 
     @cute.jit
     def drain(
         self, store: Many, result: Many, smem: cute.Pointer, sums: cute.Pointer, rings: Rings, place: Place, args: Args,
         tiles: Problem, tile: Int32,
     ) -> None:  # fmt: skip
-        """Warps 0 to 3: a thread has one row of the accumulator."""
+        """Warps 0 to 3: a thread has one row of each block of the accumulator."""
         config, layout = self.config, self.layout
         thread, _, _ = cute.arch.thread_idx()
         staging = self.staging(smem)
-        subtiles = config.tile_n // layout.epi_n
+        in_block = config.tile_n // layout.epi_n
+        subtiles = layout.blocks * in_block
         which, turned, count, turn, valid = Int32(0), Int32(0), Int32(0), Int32(0), Int32(1)
         while valid != 0:
             coming, more = self.next_tile(rings, turn)  # before the work, so that the question after it is asked early
             m, n, batch = locate(tiles, tile)
-            row = ((m * self.pairs + place.m) * self.group + place.peer) * layout.epi_m + thread
+            first = (m * self.pairs + place.m) * layout.blocks  # blocks of the pairs before
             column = (n * config.cluster_n + place.n) * config.tile_n
             for subtile in cutlass.range(subtiles, unroll=1):
-                chunk = Chunk(row, column + subtile * layout.epi_n, batch, self.offsets, col_multiple=layout.epi_n)
+                block = subtile // in_block if cutlass.const_expr(layout.blocks > 1) else 0
+                row = ((first + block) * self.group + place.peer) * layout.epi_m + thread
+                col = column + (subtile - block * in_block) * layout.epi_n
+                chunk = Chunk(row, col, batch, self.offsets, col_multiple=layout.epi_n)
                 aux = self.epilogue.load(args, chunk) if self.config.split_k == 1 else None  # ahead of the accumulator
                 if subtile == 0:
                     cute.arch.mbarrier_wait(rings.sums_full + which, turned)
