@@ -7,6 +7,7 @@ before a plan is built.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Sm90Wgmma", "Sm100Tcgen05"]
 
 KNOBS = ("tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "split_k", "swap_ab", "stages", "raster")  # of both
+
+_rules = lru_cache(maxsize=64)(rules)  # no size is in them: graphs that differ in sizes alone share them
 
 ERRORS = "calibration/errors.json"  # of the estimates, by architecture
 
@@ -105,7 +108,7 @@ class _Gemm:
         if program is None or binding is None or not on_gpu or facts is None:
             return c.result(Support(()))
         words = layout_words(binding, graph.operands)
-        for rule, value in broken(rules(program), words):
+        for rule, value in broken(_rules(program), words):
             c.require(False, rule.code, lowered.subjects.get(rule.subject, rule.subject), rule.expected, value)
         if self.mma == "wgmma":
             for subject in transposed_bytes(lowered):

@@ -33,6 +33,8 @@ __all__ = ["Lowered", "lower", "transposed_bytes"]
 
 INT32_MAX = 2**31 - 1
 _FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
+_OPS = ("matmul", "reduction", *(name for name in TABLE if name != "constant"))
+_KNOWN = frozenset(_OPS)
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,10 @@ class _Lowering:
 
     def _is_known(self) -> bool:
         c = self.c
-        c.ops("matmul", "reduction", *(name for name in TABLE if name != "constant"))
-        c.require(any(node.op == "matmul" for node in self.graph.nodes), "op.anchor", "graph", "matmul")
+        ops = {node.op for node in self.graph.nodes}
+        if not ops <= _KNOWN:
+            c.ops(*_OPS)
+        c.require("matmul" in ops, "op.anchor", "graph", "matmul")
         for tensor in self.graph.tensors:
             if tensor.ragged_offset is not None:
                 c.require(False, "layout.ragged", self._subject(tensor), "a dense tensor")
@@ -141,8 +145,9 @@ class _Lowering:
         a, b, out = node.inputs["A"], node.inputs["B"], node.outputs["C"]
         values.refs[out.index] = NOTHING
         same = out.dim == values.frame.dim and a.dim[-1] == self.k
-        shape = {"[..., M, N, K] of every matmul": shown((*values.frame.dim, self.k))}
-        c.require(same, "op.pattern", f"{prefix}C", shape, shown((*out.dim, a.dim[-1])))
+        if not same:
+            shape = {"[..., M, N, K] of every matmul": shown((*values.frame.dim, self.k))}
+            c.require(False, "op.pattern", f"{prefix}C", shape, shown((*out.dim, a.dim[-1])))
         values.has_value_dtype(f"{prefix}C", out)
         left, right = matrix(values, "a", a, f"{prefix}A"), matrix(values, "b", b, f"{prefix}B")
         if left is None or right is None or not same:
@@ -153,12 +158,14 @@ class _Lowering:
         if not c.require(alike, "dtype.mixed", f"{prefix}B", f"a type that multiplies {pair[0]}", pair[1]):
             return
         self.dtypes = first = self.dtypes or pair
-        c.require(pair == first, "dtype.mixed", f"{prefix}A", " and ".join(first), " and ".join(pair))
+        if pair != first:
+            c.require(False, "dtype.mixed", f"{prefix}A", " and ".join(first), " and ".join(pair))
         compute = str(node.compute_dtype)
         integer = pair[0] == "int8"
         # The sums of int8 products are exact in int32, whatever type of at least that precision is declared.
         allowed = {"int32", "float32"} if integer else FLOAT_COMPUTE
-        c.require(compute in allowed, "dtype.compute", f"{prefix}C", sorted(allowed), compute)
+        if compute not in allowed:
+            c.require(False, "dtype.compute", f"{prefix}C", sorted(allowed), compute)
         # The attribute ``padding`` is the value beyond the valid extents; every element is valid (the op's definition).
         self.accumulate = "int32" if integer else "float32"
         self.promote = self.promote or (pair[0] in _FP8 and compute != "fast_float_for_fp8")
@@ -178,12 +185,10 @@ class _Lowering:
             if node.op == "reduction":
                 continue
             subject = f"{node.op}.{tensor.producer[1]}"
-            covers = values.frame.covers(tensor.dim)
-            if (
-                not self.c.require(covers, "op.pattern", subject, shown(values.frame.dim), shown(tensor.dim))
-                or values.refs[tensor.index] == NOTHING
-                or tensor.dtype not in BITS  # declined where it was made
-            ):
+            if not values.frame.covers(tensor.dim):
+                self.c.require(False, "op.pattern", subject, shown(values.frame.dim), shown(tensor.dim))
+                continue
+            if values.refs[tensor.index] == NOTHING or tensor.dtype not in BITS:  # declined where it was made
                 continue
             dense(self.c, subject, tensor)
             batch = values.frame.batch(tensor)
@@ -251,7 +256,7 @@ class _Lowering:
     def _binding(self) -> Binding:
         values, frame = self.values, self.values.frame
         places = [
-            member.place._replace(word=f"{name}{i}")
+            Place(f"{name}{i}", *member.place[1:])
             for name, group in values.groups.items()
             for i, member in enumerate(group)
         ]

@@ -31,7 +31,8 @@ def matrix(values: Values, side: str, tensor: FrozenTensor, subject: str) -> tup
     row, col = (source.rank - 2, source.rank - 1) if side == "a" else (source.rank - 1, source.rank - 2)
     mma = str(tensor.dtype)
     hint = "set the data type of what the ops before the matmul give" if prologue else ""
-    if not c.require(mma in MULTIPLIED, "dtype.unsupported", subject, list(MULTIPLIED), mma, hint):
+    if mma not in MULTIPLIED:
+        c.require(False, "dtype.unsupported", subject, list(MULTIPLIED), mma, hint)
         return None
     if prologue and not c.dtype(subject, source, *(dtype for dtype in LOADED if BITS[dtype] <= BITS[mma])):
         return None
@@ -44,15 +45,15 @@ def matrix(values: Values, side: str, tensor: FrozenTensor, subject: str) -> tup
     if major is None:
         c.require(False, "layout.order", subject, "stride 1 along one of its two axes", shown(source.stride))
         return None
-    aligned = alignment(source, (row if major == "k" else col, batch))
-    c.require(
-        aligned == TMA_ALIGNMENT,
-        "layout.alignment",
-        f"{subject}.stride",
-        {"multiple_of": TMA_ALIGNMENT * 8 // BITS[source.dtype]},
-        shown(source.stride),
-        "the tensor memory accelerator steps by multiples of 16 bytes",
-    )
+    if alignment(source, (row if major == "k" else col, batch)) != TMA_ALIGNMENT:
+        c.require(
+            False,
+            "layout.alignment",
+            f"{subject}.stride",
+            {"multiple_of": TMA_ALIGNMENT * 8 // BITS[source.dtype]},
+            shown(source.stride),
+            "the tensor memory accelerator steps by multiples of 16 bytes",
+        )
     found_matrix = Matrix(str(source.dtype), major, batch is not None, mma, TMA_ALIGNMENT, prologue)
     place = Place("", values.slots[source.index], row, col, batch)
     return values.add(side, found_matrix, place, subject), source
@@ -60,16 +61,19 @@ def matrix(values: Values, side: str, tensor: FrozenTensor, subject: str) -> tup
 
 def dense(c: Checks, subject: str, tensor: FrozenTensor, *axes: int) -> None:
     """No stride of 0 along ``axes`` (default: all), and none that the tensor memory accelerator can't encode."""
-    for axis in axes or range(tensor.rank):
-        broadcast = tensor.stride[axis] == 0 and tensor.dim[axis] != 1
-        c.require(not broadcast, "layout.stride", f"{subject}.stride[{axis}]", {"min": 1}, 0)
+    dim, stride = tensor.dim, tensor.stride
+    for axis in axes or range(len(dim)):
+        if stride[axis] == 0 and dim[axis] != 1:
+            c.require(False, "layout.stride", f"{subject}.stride[{axis}]", {"min": 1}, 0)
     limit = STRIDE_LIMIT * 8 // BITS[tensor.dtype]
-    far = any(isinstance(stride, int) and stride >= limit for stride in tensor.stride)
-    c.require(not far, "layout.stride", f"{subject}.stride", {"max": limit - 1}, shown(tensor.stride))
+    if [step for step in stride if isinstance(step, int) and step >= limit]:
+        c.require(False, "layout.stride", f"{subject}.stride", {"max": limit - 1}, shown(stride))
 
 
 def _prologue(values: Values, tensor: FrozenTensor, subject: str) -> tuple[FrozenTensor, tuple[Op, ...]] | None:
     """The input behind a matmul's operand and the ops on the way."""
+    if not tensor.producer and not tensor.by_value and tensor.rank > 1:
+        return tensor, ()
     c, nodes = values.c, values.graph.nodes
     pending = [tensor.producer[0]] if tensor.producer else []
     found: set[int] = set()
