@@ -9,6 +9,7 @@ whatever ``m`` likes: they only go into ``select`` and the logical functions, an
     add sub mul div                           fp32: rounded to nearest, never fused or reassociated with their neighbours;
                                               div is IEEE division (int32: truncated); int32: modulo 2**32
     fma(a, b, c)                              a * b + c (fp32: rounded once)
+    mad_sat(a, b, c)                          a * b + c, exact but for the limits of int32: an integer facade only
     neg abs
     min max                                   NaN if an argument is NaN (PTX min.NaN, max.NaN)
     lt le gt ge eq ne                         masks; comparisons with NaN are false, ``ne`` is true
@@ -159,6 +160,14 @@ def add(m: Any, a: Value, b: Value) -> Value:
 
 def sub(m: Any, a: Value, b: Value) -> Value:
     return _saturated(m, m.sub(a, b), a, m.le(b, m.const(0))) if m.integer else m.sub(a, b)
+
+
+def mul(m: Any, a: Value, b: Value) -> Value:
+    return m.mad_sat(a, b, m.const(0)) if m.integer else m.mul(a, b)
+
+
+def add_square(m: Any, a: Value, b: Value) -> Value:
+    return m.mad_sat(b, b, a) if m.integer else m.add(a, m.mul(b, b))
 
 
 def _saturated(m: Any, wrapped: Value, a: Value, grows: Value) -> Value:

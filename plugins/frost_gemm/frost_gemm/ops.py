@@ -9,7 +9,7 @@ Contracts that an evaluator keeps (``kernels/math`` and ``reference`` do):
 * The result is rounded to the op's declared type, to nearest even. fp16 and bf16 overflow to infinity; fp8 saturates at its largest
   finite value, infinities too; integers saturate, NaN becomes 0 there; boolean is ``!= 0``.
 * Sums and products of many int32 values, which are those of a matmul of integers and of the reductions whose result is int32, are modulo
-  2^32: partial results come in any order, and saturated ones would depend on it. The ops add, sub, neg and abs of int32 saturate.
+  2^32: partial results come in any order, and saturated ones would depend on it. The ops of int32 saturate.
 * NaN propagates through every op but comparisons, logical ops and ``binary_select`` (which passes on what it selects).
 """
 
@@ -147,11 +147,11 @@ _ROWS = (
     Row("relu", 1, f.relu, _CLIPS, _unless_lifted, integer=True),
     Row("swish", 1, f.swish, ("swish_beta",), _always),
     _binary("add", f.add, integer=True),
-    _binary("add_square", lambda m, a, b: m.add(a, m.mul(b, b)), integer=True),
+    _binary("add_square", f.add_square, integer=True),
     _binary("div", f.div, integer=True),
     _mask("logical_and", lambda m, a, b: m.logical_and(f.nonzero(m, a), f.nonzero(m, b))),
     _mask("logical_or", lambda m, a, b: m.logical_or(f.nonzero(m, a), f.nonzero(m, b))),
-    _binary("mul", f.named("mul"), integer=True),
+    _binary("mul", f.mul, integer=True),
     _binary("sub", f.sub, integer=True),
     _binary("max", f.named("max"), integer=True),
     _binary("min", f.named("min"), integer=True),
@@ -183,7 +183,7 @@ TABLE: dict[str, Row] = {row.name: row for row in _ROWS}
 SELECTING = frozenset(
     row.name for row in _ROWS if row.integer and row.name not in ("add", "sub", "mul", "add_square", "div", "constant")
 )
-# Ops whose int32 form saturates: exact wherever the result is declared as an integer.
+# Ops whose int32 form, which saturates, is taken wherever the result is declared as an integer.
 SATURATING = frozenset({"add", "sub"})
 COMPARING = frozenset(row.name for row in _ROWS if row.result == "mask")
 

@@ -44,6 +44,11 @@ class NumpyFacade:
         assert a.dtype == b.dtype == self.dtype
         return np.where(mask, a, b)
 
+    def mad_sat(self, a, b, c):
+        assert self.integer
+        self.used.add("mad_sat")
+        return np.clip(a.astype(np.int64) * b + c, -(2**31), 2**31 - 1).astype(np.int32)
+
     def logical_and(self, a, b):
         return a & b
 

@@ -6,13 +6,15 @@ that of the instructions (PTX ISA: 2 ulp for ex2, 1 for rcp and sqrt).
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 pytest.importorskip("cutlass.cute", reason="needs nvidia-cutlass-dsl")
 
 from _epilogue import compiled, launch, strided
-from frost_gemm.ir import Gemm, Matrix, Op, Program, Ref, Store
+from frost_gemm.ir import Aux, Gemm, Matrix, Op, Program, Ref, Store
 from frost_gemm.ops import TABLE
 
 UNIT = 2.0**-24  # half an ulp of 1
@@ -88,3 +90,22 @@ def test_stated_errors_hold(pattern):
 @pytest.mark.parametrize("pattern", ["wgmma", "tcgen05"])
 def test_stated_errors_hold_on_a_dense_sweep(pattern):
     check(pattern, 10000)
+
+
+@pytest.mark.parametrize("pattern", ["wgmma", "tcgen05"])
+def test_ops_of_int32_saturate(pattern):
+    """Every pair of edges and of small integers."""
+    edges = [-(2**31), -(2**31) + 1, -(2**16), -3, -1, 0, 1, 2**15, 2**16 - 1, 2**24 + 1, 2**31 - 1]
+    a, b = (np.array(side, np.int32).reshape(1, 11, 11) for side in zip(*itertools.product(edges, edges), strict=True))
+    names = ("add", "sub", "mul", "add_square")
+    ops = tuple(Op(name, (Ref("acc", 0), Ref("aux", 0)), "int32", "int32") for name in names)
+    stores = tuple(Store(Ref("val", i), "int32", "n", 4) for i in range(len(ops)))
+    matrices = (Matrix("int32"),)
+    made = Program(matrices, matrices, (Gemm(dtype="int32"),), stores, (), (Aux("int32", "full"),), ops, "int32")
+    out = [np.zeros_like(a) for _ in ops]
+    operands = {"a0": strided(a), "b0": (np.zeros(4, np.int32), (1, 1, 0)), "aux0": strided(b)}
+    operands |= {f"store{i}": strided(array) for i, array in enumerate(out)}
+    launch(compiled(made, pattern), made, (11, 11, 16, 1), operands)
+    for name, got in zip(names, out, strict=True):
+        want = TABLE[name].reference(a.astype(np.int64), b.astype(np.int64))
+        np.testing.assert_array_equal(got, np.clip(want, -(2**31), 2**31 - 1), name)

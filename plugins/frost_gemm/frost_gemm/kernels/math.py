@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cutlass import Boolean, Float32, Int32, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass._mlir.dialects import arith
 from cutlass.cute import math as device
 
@@ -196,7 +196,7 @@ class FloatMath(_Math):
 
 
 class IntegerMath(_Math):
-    """int32: modulo 2^32; division truncates, and neither 0 nor -2^31 / -1 reaches it."""
+    """int32: modulo 2^32 but for ``mad_sat``; division truncates, and neither 0 nor -2^31 / -1 reaches it."""
 
     dtype = Int32
     integer = True
@@ -216,6 +216,9 @@ class IntegerMath(_Math):
 
     def fma(self, a: Vector, b: Vector, c: Vector) -> Vector:
         return a * b + c
+
+    def mad_sat(self, a: Vector, b: Vector, c: Vector) -> Vector:
+        return each("cvt.sat.s32.s64", Int32, each("mad.wide.s32", Int64, a, b, c.to(Int64)))
 
     def div(self, a: Vector, b: Vector) -> Vector:
         return _like(a, arith.divsi(a, b))
