@@ -34,6 +34,7 @@ __all__ = ["Sm90Wgmma", "Sm100Tcgen05"]
 KNOBS = ("tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "split_k", "swap_ab", "stages", "raster")  # of both
 
 _rules = lru_cache(maxsize=64)(rules)  # no size is in them: graphs that differ in sizes alone share them
+_knobs = lru_cache(maxsize=1024)(TileConfig.knobs)
 
 ERRORS = "calibration/errors.json"  # of the estimates, by architecture
 
@@ -118,7 +119,7 @@ class _Gemm:
         found = choose(program, _shape(graph, binding), facts, ctx.device)
         if isinstance(found, LayoutError):
             return Declined((_decline(found, lowered),))
-        configs = tuple(PlanConfig("", choice.config.knobs(self.knobs)) for choice in found)
+        configs = tuple(PlanConfig("", dict(_knobs(choice.config, self.knobs))) for choice in found)
         return Support(configs, workspace=0, notes=_notes(program))
 
 

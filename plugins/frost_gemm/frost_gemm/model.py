@@ -351,7 +351,8 @@ class Model:
         if rereads:  # the tiles in flight form a block; a column of such blocks reads A once and its part of B once
             dram_a *= max(1.0, along_n / max(1.0, math.sqrt(active / config.split_k * tile_m / tile_n)))
         dram_us = (dram_a + dram_rest) / min(self.dram_bytes_per_us, active * c.sm_bytes_per_us)
-        return float(fixed_us + (tiles_us**OVERLAP + dram_us**OVERLAP) ** (1 / OVERLAP))
+        us: float = fixed_us + (tiles_us**OVERLAP + dram_us**OVERLAP) ** (1 / OVERLAP)
+        return us
 
 
 def _powers(*times: float) -> float:

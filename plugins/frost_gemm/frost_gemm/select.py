@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -52,18 +51,19 @@ def choose(
     pool.sort()
     error: LayoutError | None = None
     chosen: list[Choice] = []
-    taken: Counter[tuple[object, ...]] = Counter()
+    taken: dict[tuple[object, ...], int] = {}
     for estimate, _, _, (config, *_) in chain(pool, ranked):
         # Diverse: a wrong guess about one tile should not spoil the whole list.
         kind = (config.tile_m, config.tile_n, config.schedule, config.swap_ab, config.split_k, config.stages)
-        if taken[kind] >= 2:
+        before = taken.get(kind, 0)
+        if before == 2:
             continue
         layout = kernels.layout(config)
         if isinstance(layout, LayoutError):
             error = error or (layout.swapped() if config.swap_ab else layout)
             continue
         chosen.append(Choice(config, layout, estimate))
-        taken[kind] += 1
+        taken[kind] = before + 1
         if len(chosen) == limit:
             break
     if not chosen:

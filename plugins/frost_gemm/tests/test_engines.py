@@ -196,6 +196,17 @@ def test_a_second_question_costs_a_look_up():
     assert sorted(times)[50] < 20e-6
 
 
+def test_graphs_that_differ_in_sizes_share_what_no_size_is_in_and_nothing_that_can_be_changed():
+    engine, ctx = engines.Sm90Wgmma(), context("H200")
+    first = engine.check_support(bias_relu().freeze("cuda"), ctx)
+    made = engines._rules.cache_info().misses
+    expected = dict(first.configs[0].knobs)
+    first.configs[0].knobs["tile_m"] = 1
+    again = engine.check_support(bias_relu(m=72).freeze("cuda"), ctx)
+    assert engines._rules.cache_info().misses == made
+    assert expected in [config.knobs for config in again.configs]
+
+
 def test_verdicts_follow_the_device():
     graph = plain("int8", out="int32").freeze("cuda")
     engine = engines.Sm100Tcgen05()
