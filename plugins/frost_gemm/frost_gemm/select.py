@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from heapq import heappop, heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -131,18 +131,22 @@ _WGMMA_TILES = (
 )  # fmt: skip
 _TCGEN05_WIDTHS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
 _LEAST_ROWS = {"wgmma": 64, "tcgen05": 128}
-_SPLITS = {"wgmma": (1, 2, 3, 4, 6, 8), "tcgen05": (1, 2, 4, 8)}
+_SPLITS = {"wgmma": (2, 3, 4, 6, 8), "tcgen05": (2, 4, 8)}
 # Wider clusters of wgmma lose more to the SMs that they leave idle than they save.
 _CLUSTERS = {"wgmma": ((2, 1), (1, 2)), "tcgen05": ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2))}
 _SWAP_BELOW = 64  # rows from which a tile of 64 rows is full
 CLUSTERED = 6  # tiles that are tried with clusters
 
 
-class _Group(NamedTuple):
-    """A tile as one CTA of an SM computes it, by splits of K (the first one: none); ``short``: as one of two CTAs, if that suits it."""
+class _Group:
+    """A tile as one CTA of an SM computes it; ``short``: as one of two CTAs, if that suits it; ``splits``: with K split, when asked."""
 
-    splits: tuple[Cost, ...]
-    short: Cost | None
+    def __init__(self, tile: Cost, short: Cost | None, splits: Callable[[], list[Cost]]) -> None:
+        self.tile, self.short, self._splits = tile, short, splits
+
+    @cached_property
+    def splits(self) -> list[Cost]:
+        return self._splits()
 
 
 class _Candidates:
@@ -163,8 +167,8 @@ class _Candidates:
             rows, cols = (n, m) if swap else (m, n)
             if swap and not (m < _SWAP_BELOW < n or (m < n // 8 and m <= 256)):
                 continue
-            for splits, short in self._groups.get(swap) or self._made(swap):
-                tile = splits[0]
+            for group in self._groups.get(swap) or self._made(swap):
+                tile, short = group.tile, group.short
                 tile_m, tile_n = tile.tile_m, tile.tile_n
                 if (tile_m > least and tile_m >= 2 * rows) or (tile_n > 16 and tile_n >= 2 * cols):
                     continue
@@ -174,7 +178,7 @@ class _Candidates:
                 if short is not None and tiles > sms:
                     yield short, count
                 if 2 * tiles <= sms:
-                    for split in splits[1:]:
+                    for split in group.splits:
                         split_k = split.config.split_k
                         if tiles * split_k > 2 * sms or k < 256 * split_k:
                             break
@@ -196,24 +200,23 @@ class _Candidates:
         else:
             geometries = [(128 * group, n, 128, group) for group in (2, 1) for n in _TCGEN05_WIDTHS]
         groups = self._groups[swap] = [
-            self._group(
-                [
-                    TileConfig(m, n, k, cluster_m=group, split_k=split, swap_ab=swap, cta_group=group)
-                    for split in _SPLITS[mma]
-                    if split * group <= self._facts.max_cluster
-                ]
-            )
+            self._group(TileConfig(m, n, k, cluster_m=group, swap_ab=swap, cta_group=group))
             for m, n, k, group in geometries
         ]
         return groups
 
-    def _group(self, splits: list[TileConfig]) -> _Group:
-        tile, what = splits[0], self._what
+    def _group(self, tile: TileConfig) -> _Group:
+        facts, what = self._facts, self._what
         short = None
-        if self._facts.mma == "wgmma" and tile.tile_m == 64 and tile.tile_n * what.gemms <= 128:
+        if facts.mma == "wgmma" and tile.tile_m == 64 and tile.tile_n * what.gemms <= 128:
             stages = half_stages(what, tile)
             short = self._cost(replace(tile, stages=stages)) if stages >= 3 else None
-        return _Group(tuple(map(self._cost, splits)), short)
+
+        def splits() -> list[Cost]:
+            fitting = [split for split in _SPLITS[facts.mma] if split * tile.cta_group <= facts.max_cluster]
+            return [self._cost(replace(tile, split_k=split)) for split in fitting]
+
+        return _Group(self._cost(tile), short, splits)
 
     def _with_clusters(self, tile: TileConfig) -> list[Cost]:
         most = min(self._facts.max_cluster, 8)
