@@ -330,7 +330,7 @@ def test_a_plan_file_is_the_plan(plans, tmp_path):
         ("H200", {"split_k": 8, "cluster_m": 2}, "knob.domain"),
         ("H200", {"schedule": "pingpong", "split_k": 2}, "knob.domain"),
         ("H200", {"stages": 16, "tile_n": 256}, "device.smem"),
-        ("B200", {"tile_m": 256, "cta_group": 1}, "knob.domain"),
+        ("B200", {"tile_m": 512, "cta_group": 1}, "knob.domain"),
         ("B200", {"tile_m": 256, "cta_group": 2, "cluster_m": 1}, "knob.domain"),
     ],
 )

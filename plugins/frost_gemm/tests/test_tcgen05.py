@@ -43,8 +43,8 @@ CASES = {
     "two blocks, cluster 2x2, A by columns": (
         "R200",
         plain(a_major="mn"),
-        tile(256, cluster_m=2, cluster_n=2),
-        (520, 136, 72, 1),
+        tile(256, n=32, cluster_m=2, cluster_n=2),
+        (520, 40, 72, 1),
     ),
     "two blocks of a pair, K64": (
         "R200",
@@ -133,6 +133,12 @@ def test_launch_has_the_layout_s_memory_and_a_cluster_for_every_tile(config, gri
 def test_launch_may_begin_before_the_one_ahead_has_ended():
     (launch,), _ = recorded(plain(), tile(), "B200", 136, 72, 72)
     assert dict(launch.attributes)[PROGRAMMATIC_STREAM_SERIALIZATION][0] == 1
+
+
+def test_a_kernel_that_does_not_wait_for_the_launch_ahead_is_found():
+    """The loads, the scalars and the stores of every run here come after it; without it, each one is reported."""
+    with pytest.raises(ptx_emulator.FindingError, match="dependent_launch"):
+        run(plain(), tile(n=16), "B200", 40, 16, 72, mutant=("griddepcontrol.wait;", ""))
 
 
 def test_one_cluster_takes_over_the_tiles_of_clusters_that_have_not_begun():
@@ -321,6 +327,12 @@ def test_accumulators_that_fill_tensor_memory_are_not_doubled():
     )  # fmt: skip
     found = run(program, tile(n=256, k=64), "B200", 264, 264, 72)
     exact(found, found.product(0, 0, 0), found.product(1, 0, 1))
+
+
+def test_products_of_a_pair_that_fill_every_column_of_10_7():
+    """Three products of two blocks of 96 columns: 576."""
+    found = run(CROSSED, tile(256, n=96, k=64, pair=True), "R200", 264, 40, 80)
+    exact(found, found.product(0, 0, 1), found.product(1, 1, 0), found.product(2, 1, 1))
 
 
 # Mainloop prologues

@@ -10,6 +10,7 @@ from frost_gemm.ir import Gemm, Matrix, Op, Program, Ref, Store
 from frost_gemm.issue import issues
 from frost_gemm.layout import BARRIER_BYTES, LayoutError, plan_layout
 
+import cudnn_core
 from cudnn_core import DeviceInfo
 
 KIB = 1024
@@ -144,6 +145,11 @@ def test_two_blocks_of_rows_are_declined_where_a_has_a_prologue():
     config = TileConfig(256, 64, 128)
     assert declined(config, replace(program(), a=(made,))) == ("knob.domain", "knob:tile_m")
     assert plan_layout(replace(program(), b=(made,)), config, facts()).blocks == 2
+
+
+def test_the_manifest_has_every_height():
+    knobs = cudnn_core.registry().get("frost_gemm:sm100_tcgen05").spec.knobs
+    assert sorted(knobs["tile_m"].choices) == sorted({config.tile_m for config, _ in plans()})
 
 
 @pytest.mark.parametrize("device", ["B200", "B300", "R200"])
