@@ -58,7 +58,7 @@ from ..layout import (
 from .args import ELEMENTS, Args, matrix, output, unpack
 from .epilogue import Chunk, Epilogue
 from .prologue import Prologue
-from .sched import Problem, locate, problem, raster_width
+from .sched import NARROW, Problem, locate, problem, raster_width
 from .sinks import Lanes
 from .staging import Staging, load_shared, store_shared, swizzled
 
@@ -158,7 +158,9 @@ class WgmmaKernel:
         are in use, and a grid with one too many takes twice the time: those get a cluster for each tile.
         """
         config, program, facts = self.config, self.program, self.facts
-        tiles = problem(args, self.rows, self.cols, raster_width(config, facts, self.rows, self.cols))
+        width = raster_width(config, facts, self.rows, self.cols)
+        long = facts.sm_count // config.cluster // NARROW if self.bits == 8 and not config.raster else 0
+        tiles = problem(args, self.rows, self.cols, width, narrow_above=long)
         loads_a = tuple(self.load_atom(args, "a", i) for i in range(len(program.a)))
         loads_b = tuple(self.load_atom(args, "b", i) for i in range(len(program.b)))
         stores = tuple(self.store_atom(args, i) for i, staging in enumerate(self.staging) if staging) or None
