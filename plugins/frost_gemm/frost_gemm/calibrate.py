@@ -108,7 +108,7 @@ def _descend(
     weights = [(quickest[sample.problem] / sample.us) ** WEIGHT for sample in samples]
 
     def loss(c: Coefficients) -> float:
-        if max(c.tensor, c.promote, c.dram) > 1:  # shares of a rate
+        if max(c.tensor, c.promote, c.alone, c.dram) > 1:  # shares of a rate
             return math.inf
         estimates = _estimates(samples, device, facts, c)
         squares = [math.log(estimate / sample.us) ** 2 for sample, estimate in estimates]
@@ -119,8 +119,6 @@ def _descend(
         for _ in range(ROUNDS):
             before = least
             for field in fields(Coefficients):
-                if field.name == "promote_parts":
-                    continue
                 for factor in (step, 1 / step):
                     changed = replace(best, **{field.name: getattr(best, field.name) * factor})
                     value = loss(changed)

@@ -18,6 +18,7 @@ from .config import TileConfig
 from .facts import ArchFacts
 from .ir import Program
 from .layout import BITS, MAX_STAGES
+from .ops import TABLE
 
 if TYPE_CHECKING:
     from cudnn_core import DeviceInfo
@@ -41,7 +42,8 @@ __all__ = [
 CALIBRATION = Path(__file__).parent / "calibration"
 STAGING_BYTES = 18 * 1024  # two slots of 8 KiB and the barriers; a guess that the layout makes exact
 HALF_SM_BYTES = 96 * 1024  # for the ring of one of two CTAs on an SM, and its split-K sums
-OVERLAP = 6  # the exponent of ``_powers``; the fit to an H200's times is best between 5 and 7
+SMALL = 8
+OVERLAP = 9  # the exponent of ``_powers``; fits to an H200's times are about equal from 6 to 12
 
 
 class Shape(NamedTuple):
@@ -61,16 +63,16 @@ class Coefficients:
     fill_us            from there until the first operand tile has come from memory
     tile_us            between two tiles of a persistent CTA: the ring runs dry, registers are handed over
     tensor             share of the published tensor rate that the mainloop reaches (clocks fall under load)
-    promote            share of that where partial sums are added in registers; promote_parts: and where a warpgroup's do not fit at once.
-                       Not fitted: of an H200 under load, the settings of one problem measured by turns
+    promote            share of that where partial sums are added in registers while another warpgroup multiplies
+    alone              share of that where one warpgroup at a time multiplies, and waits while it adds
+    pingpong           factor of the tensor rate where the next tile's product follows at once
     smem_bytes_per_us  that one SM's MMAs read from shared memory
     sm_bytes_per_us    that one SM loads, from L2 or memory
-    ingest_bytes_per_us  that arrive in one SM: what it loads and what others multicast to it
     l2_bytes_per_us    that all SMs together load from L2
     latency_us         from asking for a stage to its bytes: no more stages than the ring holds come in meanwhile
     dram               share of the published memory rate
     store_bytes_per_us that one SM's epilogue loads and stores
-    op_us              of one pointwise op on 1024 elements in one SM
+    op_us              of one instruction on 1024 elements in one SM
     split_us           of split-K's barriers between CTAs; exchange_bytes_per_us: of one CTA's sums through distributed shared memory
     cluster_us         of one more CTA in a cluster: barriers across SMs
     tensor_flops_per_us, dram_bytes_per_us  of one SM in 16-bit types, and of the memory, where the device's rates are not published
@@ -81,15 +83,15 @@ class Coefficients:
     tile_us: float = 0.25
     tensor: float = 0.80
     promote: float = 0.92
-    promote_parts: float = 0.95
+    alone: float = 0.6
+    pingpong: float = 1.05
     smem_bytes_per_us: float = 220e3
     sm_bytes_per_us: float = 75e3
-    ingest_bytes_per_us: float = 105e3
     l2_bytes_per_us: float = 6.5e6
     latency_us: float = 1.0
     dram: float = 0.88
     store_bytes_per_us: float = 45e3
-    op_us: float = 0.004
+    op_us: float = 0.001
     split_us: float = 0.5
     exchange_bytes_per_us: float = 100e3
     cluster_us: float = 0.1
@@ -101,7 +103,6 @@ _DEFAULTS = {
     "wgmma": Coefficients(),
     "tcgen05": Coefficients(
         sm_bytes_per_us=110e3,
-        ingest_bytes_per_us=150e3,
         l2_bytes_per_us=12e6,
         tensor_flops_per_us=15.2e6,
         dram_bytes_per_us=8e6,
@@ -137,7 +138,7 @@ class Work:
 
     a_bytes, b_bytes   of one element of all A operands together, and of B
     out_bytes          that the epilogue moves for each output element
-    ops                pointwise ops on each output element; a reduction counts as two
+    ops                instructions of the epilogue on each output element, about (``ops.Row.cost``); a reduction counts as two
     wide               operands have 8-bit elements, of which the MMA multiplies twice as many
     """
 
@@ -163,7 +164,7 @@ def work(program: Program) -> Work:
         a_bytes=sum(BITS[m.dtype] for m in program.a) / 8,
         b_bytes=sum(BITS[m.dtype] for m in program.b) / 8,
         out_bytes=(full + sum(BITS[store.dtype] for store in program.stores)) / 8,
-        ops=len(program.ops) + 2 * len(program.reductions),
+        ops=sum(TABLE[op.name].cost for op in program.ops) + 2 * len(program.reductions),
         gemms=len(program.gemms),
         wide=BITS[program.a[0].mma_dtype] == 8,
         promote=program.promote,
@@ -198,7 +199,7 @@ class Cost(NamedTuple):
     step_k      elements of K that the CTAs of a tile take in one step
     rates       the sum of a step's times on an SM of its own, to the power ``OVERLAP``; latency: the same of the time to the first byte
     element_us  a bound below a step's time, by ``step_k``
-    loaded      bytes that a CTA loads from L2 in one step
+    loaded      bytes that a CTA loads from L2 in one step; shared_a, shared_b: of A and B that others multicast to it
     area        elements of a CTA's tile
     fixed_us    of a launch; split_us of split-K
     hidden      the epilogue of one tile runs while another one is multiplied
@@ -218,6 +219,8 @@ class Cost(NamedTuple):
     latency: float
     element_us: float
     loaded: float
+    shared_a: float
+    shared_b: float
     area: int
     fixed_us: float
     split_us: float
@@ -240,12 +243,14 @@ def cost(what: Operands, gpu: Machine, c: Coefficients, config: TileConfig) -> C
     smem = (cta_m + cta_m / rows * tile_n / group) * tile_k * what.gemms
     loaded = a_stage / cluster_n + b_stage * group / cluster_m
     flops_per_us = gpu.tensor16 * (2 if what.wide else 1) * c.tensor * (c.promote if what.promote else 1.0)
-    parts = what.promote and not gpu.overlapped and (tile_n > 192 or tile_m > 192)
+    if config.schedule == "pingpong":
+        flops_per_us *= c.pingpong
+    if what.promote and (tile_m == 64 or config.schedule == "pingpong"):
+        flops_per_us *= c.alone
     rates = _powers(
-        2.0 * cta_m * tile_n * width * what.gemms / (flops_per_us * (c.promote_parts if parts else 1.0)),
+        2.0 * cta_m * tile_n * width * what.gemms / flops_per_us,
         smem / c.smem_bytes_per_us,
         loaded / c.sm_bytes_per_us,
-        (a_stage + b_stage) / c.ingest_bytes_per_us,
     )
     latency = _powers(c.latency_us / max(1, stages - 1))
     return Cost(
@@ -263,6 +268,8 @@ def cost(what: Operands, gpu: Machine, c: Coefficients, config: TileConfig) -> C
         latency=latency,
         element_us=(rates + latency) ** (1 / OVERLAP) / (width * split),
         loaded=loaded,
+        shared_a=a_stage - a_stage / cluster_n,
+        shared_b=b_stage - b_stage * group / cluster_m,
         area=cta_m * tile_n,
         fixed_us=c.launch_us + c.fill_us + size * c.cluster_us,
         split_us=c.split_us + cta_m * tile_n * 4 * what.gemms / c.exchange_bytes_per_us if split > 1 else 0.0,
@@ -278,6 +285,8 @@ class _Side(NamedTuple):
     a: float
     rest: float
     rereads: bool  # A does not stay in L2
+    small_a: bool  # by far the smaller operand: all CTAs read it, at about the same time, and sharing it saves nothing
+    small_b: bool
 
 
 class Model:
@@ -298,7 +307,9 @@ class Model:
 
     def _side(self, m: int, n: int, a: float, b: float, out: float) -> _Side:
         l2 = self.gpu.l2_bytes
-        return _Side(m, n, a, b + out, a + b > l2 / 2 and a / max(1, self.batches) > l2 / 4)
+        return _Side(
+            m, n, a, b + out, a + b > l2 / 2 and a / max(1, self.batches) > l2 / 4, a * SMALL < b, b * SMALL < a
+        )
 
     def us(self, config: TileConfig) -> float:
         """Microseconds that one launch takes."""
@@ -322,10 +333,10 @@ class Model:
         """
         (
             config, swap, tile_m, tile_n, group, cluster_m, cluster_n, size, slots, step_k, rates, latency, _, loaded,
-            area, fixed_us, split_us, hidden,
+            shared_a, shared_b, area, fixed_us, split_us, hidden,
         ) = cost  # fmt: skip
         c, sms = self.c, self.gpu.sms
-        m, n, dram_a, dram_rest, rereads = self.sides[swap]
+        m, n, dram_a, dram_rest, rereads, small_a, small_b = self.sides[swap]
         along_n = -(-n // tile_n)
         # The last clusters along an edge hold CTAs without work.
         clusters = -(-(-(-m // tile_m) * group) // cluster_m) * -(-along_n // cluster_n) * self.batches
@@ -333,6 +344,10 @@ class Model:
             rounds, active = -(-clusters // slots), slots * size
         else:
             rounds, active = 1, clusters * size
+        if small_a:
+            loaded += shared_a
+        elif small_b:
+            loaded += shared_b
         epilogue = area * self.epilogue_us
         if active > sms:  # CTAs share an SM's rates, and hide each other's epilogues
             share, hidden = active / sms, True

@@ -51,6 +51,7 @@ class Row:
                other one may be infinite or NaN
     integer    whether it has an int32 form
     result     "value", or "mask"
+    cost       of an element, about, in instructions of the price of an addition; for the cost model
     """
 
     name: str
@@ -60,6 +61,7 @@ class Row:
     at_zero: Callable[[Mapping[str, Any]], bool] = lambda attrs: False
     integer: bool = False
     result: str = "value"
+    cost: int = 1
 
     @property
     def reference(self) -> Callable[..., Any]:
@@ -106,16 +108,16 @@ def _unless_lifted(attrs: Mapping[str, Any]) -> bool:
     return (lower is None or lower <= 0) and (upper is None or upper >= 0)
 
 
-def _unary(name: str, lower: Any) -> Row:
-    return Row(name, 1, lower)
+def _unary(name: str, lower: Any, cost: int = 1) -> Row:
+    return Row(name, 1, lower, cost=cost)
 
 
-def _unary_at_0(name: str, lower: Any, integer: bool = False) -> Row:
-    return Row(name, 1, lower, at_zero=_always, integer=integer)
+def _unary_at_0(name: str, lower: Any, integer: bool = False, cost: int = 1) -> Row:
+    return Row(name, 1, lower, at_zero=_always, integer=integer, cost=cost)
 
 
-def _binary(name: str, lower: Any, integer: bool = False) -> Row:
-    return Row(name, 2, lower, integer=integer)
+def _binary(name: str, lower: Any, integer: bool = False, cost: int = 1) -> Row:
+    return Row(name, 2, lower, integer=integer, cost=cost)
 
 
 def _mask(name: str, lower: Any, arity: int = 2) -> Row:
@@ -125,52 +127,52 @@ def _mask(name: str, lower: Any, arity: int = 2) -> Row:
 _ROWS = (
     _unary_at_0("abs", f.abs_, integer=True),
     _unary_at_0("ceil", f.whole("ceil"), integer=True),
-    _unary("cos", f.named("cos")),
-    _unary_at_0("elu", f.elu),
-    _unary_at_0("erf", f.named("erf")),
-    _unary("exp", f.named("exp")),
+    _unary("cos", f.named("cos"), cost=12),
+    _unary_at_0("elu", f.elu, cost=6),
+    _unary_at_0("erf", f.named("erf"), cost=16),
+    _unary("exp", f.named("exp"), cost=4),
     _unary_at_0("floor", f.whole("floor"), integer=True),
-    _unary_at_0("gelu", f.gelu),
-    _unary_at_0("gelu_approx_tanh", f.gelu_tanh),
+    _unary_at_0("gelu", f.gelu, cost=18),
+    _unary_at_0("gelu_approx_tanh", f.gelu_tanh, cost=10),
     _unary_at_0("identity", lambda m, x: x, integer=True),
-    _unary("log", f.named("log")),
+    _unary("log", f.named("log"), cost=4),
     _mask("logical_not", lambda m, x: m.logical_not(f.nonzero(m, x)), arity=1),
     _unary_at_0("neg", f.negated, integer=True),
-    _unary("reciprocal", f.named("rcp")),
-    _unary("rsqrt", f.named("rsqrt")),
-    _unary("sigmoid", f.sigmoid),
-    _unary_at_0("sin", f.named("sin")),
-    _unary("softplus", f.softplus),
-    _unary_at_0("sqrt", f.named("sqrt")),
-    _unary_at_0("tan", f.named("tan")),
-    _unary_at_0("tanh", f.named("tanh")),
+    _unary("reciprocal", f.named("rcp"), cost=4),
+    _unary("rsqrt", f.named("rsqrt"), cost=4),
+    _unary("sigmoid", f.sigmoid, cost=8),
+    _unary_at_0("sin", f.named("sin"), cost=12),
+    _unary("softplus", f.softplus, cost=10),
+    _unary_at_0("sqrt", f.named("sqrt"), cost=4),
+    _unary_at_0("tan", f.named("tan"), cost=16),
+    _unary_at_0("tanh", f.named("tanh"), cost=6),
     Row("relu", 1, f.relu, _CLIPS, _unless_lifted, integer=True),
-    Row("swish", 1, f.swish, ("swish_beta",), _always),
+    Row("swish", 1, f.swish, ("swish_beta",), _always, cost=9),
     _binary("add", f.add, integer=True),
     _binary("add_square", f.add_square, integer=True),
-    _binary("div", f.div, integer=True),
+    _binary("div", f.div, integer=True, cost=8),
     _mask("logical_and", lambda m, a, b: m.logical_and(f.nonzero(m, a), f.nonzero(m, b))),
     _mask("logical_or", lambda m, a, b: m.logical_or(f.nonzero(m, a), f.nonzero(m, b))),
     _binary("mul", f.mul, integer=True),
     _binary("sub", f.sub, integer=True),
     _binary("max", f.named("max"), integer=True),
     _binary("min", f.named("min"), integer=True),
-    _binary("mod", f.mod, integer=True),
-    _binary("pow", f.named("pow")),
+    _binary("mod", f.mod, integer=True, cost=10),
+    _binary("pow", f.named("pow"), cost=12),
     _mask("cmp_eq", f.named("eq")),
     _mask("cmp_ge", f.named("ge")),
     _mask("cmp_gt", f.named("gt")),
     _mask("cmp_le", f.named("le")),
     _mask("cmp_lt", f.named("lt")),
     _mask("cmp_neq", f.named("ne")),
-    _binary("elu_backward", f.elu_backward),
-    _binary("gelu_approx_tanh_backward", f.gelu_tanh_backward),
-    _binary("gelu_backward", f.gelu_backward),
-    _binary("sigmoid_backward", f.sigmoid_backward),
-    _binary("softplus_backward", lambda m, loss, x: m.mul(loss, f.sigmoid(m, x))),
-    _binary("tanh_backward", f.tanh_backward),
+    _binary("elu_backward", f.elu_backward, cost=7),
+    _binary("gelu_approx_tanh_backward", f.gelu_tanh_backward, cost=16),
+    _binary("gelu_backward", f.gelu_backward, cost=24),
+    _binary("sigmoid_backward", f.sigmoid_backward, cost=10),
+    _binary("softplus_backward", lambda m, loss, x: m.mul(loss, f.sigmoid(m, x)), cost=9),
+    _binary("tanh_backward", f.tanh_backward, cost=8),
     Row("relu_backward", 2, f.relu_backward, _CLIPS),
-    Row("swish_backward", 2, f.swish_backward, ("swish_beta",)),
+    Row("swish_backward", 2, f.swish_backward, ("swish_beta",), cost=14),
     Row("binary_select", 3, lambda m, a, b, mask: m.select(f.nonzero(m, mask), a, b), integer=True),
     Row("gen_index", 0, lambda m, axis: m.index(axis), ("axis",), integer=True),
     Row("constant", 0, lambda m, value: m.const(value), ("value",), integer=True),

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from heapq import heappop, heappush
-from itertools import chain, islice
+from heapq import heappop, heappush, merge
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from .config import TileConfig
@@ -52,7 +52,7 @@ def choose(
     error: LayoutError | None = None
     chosen: list[Choice] = []
     taken: dict[tuple[object, ...], int] = {}
-    for estimate, _, _, (config, *_) in chain(pool, ranked):
+    for estimate, _, _, (config, *_) in merge(pool, ranked):
         # Diverse: a wrong guess about one tile should not spoil the whole list.
         kind = (config.tile_m, config.tile_n, config.schedule, config.swap_ab, config.split_k, config.stages)
         before = taken.get(kind, 0)
@@ -122,13 +122,15 @@ class _Kernels:
 _kernels = lru_cache(maxsize=64)(_Kernels)
 
 
-# (tile_m, tile_n, tile_k) of SM90. The small ones stream weights: few barriers a byte. Pingpong and tiles of other sizes are for
-# ``bench`` and pins: on an H200 none of them was the quickest of its problem.
+# (tile_m, tile_n, tile_k) of SM90. The small ones stream weights: few barriers a byte.
 _WGMMA_TILES = (
-    (64, 16, 256), (64, 32, 256), (128, 16, 256), (128, 32, 256), (64, 64, 256), (64, 128, 128), (128, 64, 128), (128, 128, 128),
-    (128, 160, 128), (128, 192, 128), (128, 224, 128), (128, 256, 128), (192, 128, 128), (192, 160, 128), (256, 64, 128),
-    (256, 96, 128), (256, 128, 128), (64, 256, 128),
+    (64, 16, 256), (64, 32, 256), (128, 16, 256), (128, 32, 256), (64, 64, 256), (64, 128, 128), (64, 128, 256), (128, 64, 128),
+    (128, 64, 256), (128, 128, 128), (128, 160, 128), (128, 192, 128), (128, 224, 128), (128, 256, 128), (192, 128, 128),
+    (192, 160, 128), (256, 64, 128), (256, 96, 128), (256, 128, 128), (64, 256, 128),
 )  # fmt: skip
+# Columns of pingpong's tiles, which have 64 rows, in pairs that share B: alone they would be bound by L2. Not where a warpgroup
+# promotes: it would do so while nobody multiplies.
+_PINGPONG_WIDTHS = (96, 112, 128, 160, 176, 208, 224, 240, 256)
 _TCGEN05_WIDTHS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
 _LEAST_ROWS = {"wgmma": 64, "tcgen05": 128}
 _SPLITS = {"wgmma": (2, 3, 4, 6, 8), "tcgen05": (2, 4, 8)}
@@ -172,8 +174,10 @@ class _Candidates:
                 tile_m, tile_n = tile.tile_m, tile.tile_n
                 if (tile_m > least and tile_m >= 2 * rows) or (tile_n > 16 and tile_n >= 2 * cols):
                     continue
-                count = -(-rows // tile_m) * -(-cols // tile_n) * batches
-                tiles = count * tile.group
+                if rows <= 64 and tile.cluster_m > tile.group:
+                    continue
+                count = -(-rows * tile.group // (tile_m * tile.cluster_m)) * -(-cols // tile_n) * batches
+                tiles = count * tile.cluster_m
                 yield tile, count
                 if short is not None and tiles > sms:
                     yield short, count
@@ -196,24 +200,30 @@ class _Candidates:
     def _made(self, swap: bool) -> list[_Group]:
         mma = self._facts.mma
         if mma == "wgmma":
-            geometries = [(m, n, k, 1) for m, n, k in _WGMMA_TILES]
+            tiles = [TileConfig(m, n, k, swap_ab=swap) for m, n, k in _WGMMA_TILES]
+            if not self._what.promote:
+                shared = TileConfig(64, 128, 128, cluster_m=2, swap_ab=swap, schedule="pingpong")
+                tiles += [replace(shared, tile_n=n) for n in _PINGPONG_WIDTHS]
         else:
-            geometries = [(128 * group, n, 128, group) for group in (2, 1) for n in _TCGEN05_WIDTHS]
-        groups = self._groups[swap] = [
-            self._group(TileConfig(m, n, k, cluster_m=group, swap_ab=swap, cta_group=group))
-            for m, n, k, group in geometries
-        ]
+            tiles = [
+                TileConfig(128 * group, n, 128, cluster_m=group, swap_ab=swap, cta_group=group)
+                for group in (2, 1)
+                for n in _TCGEN05_WIDTHS
+            ]
+        groups = self._groups[swap] = [self._group(tile) for tile in tiles]
         return groups
 
     def _group(self, tile: TileConfig) -> _Group:
         facts, what = self._facts, self._what
         short = None
-        if facts.mma == "wgmma" and tile.tile_m == 64 and tile.tile_n * what.gemms <= 128:
+        pingpong = tile.schedule == "pingpong"
+        if facts.mma == "wgmma" and not pingpong and tile.tile_m == 64 and tile.tile_n * what.gemms <= 128:
             stages = half_stages(what, tile)
             short = self._cost(replace(tile, stages=stages)) if stages >= 3 else None
 
         def splits() -> list[Cost]:
-            fitting = [split for split in _SPLITS[facts.mma] if split * tile.cta_group <= facts.max_cluster]
+            most = 1 if pingpong else facts.max_cluster
+            fitting = [split for split in _SPLITS[facts.mma] if split * tile.cta_group <= most]
             return [self._cost(replace(tile, split_k=split)) for split in fitting]
 
         return _Group(self._cost(tile), short, splits)

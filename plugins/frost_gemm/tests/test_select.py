@@ -96,6 +96,14 @@ def test_every_pick_passes_its_own_gates_whatever_the_sizes(name, device):
             assert config.cluster <= facts.max_cluster
 
 
+def test_pingpong_where_an_epilogue_is_long_and_never_where_its_warpgroup_promotes():
+    """Measured on an H200: 10 % quicker with a gelu; 50 to 70 % slower with promoted fp8."""
+    gelu = program(ops=(Op("gelu", (Ref("acc", 0),), "float32"),))
+    assert best(gelu, (4096, 14336, 4096)).schedule == "pingpong"
+    promoted = picks(program("fp8_e4m3", promote=True), (4096, 14336, 4096), "H200")
+    assert {choice.config.schedule for choice in promoted} == {"cooperative"}
+
+
 def best(prog, shape, device="H200"):
     found = picks(prog, shape, device)
     assert not isinstance(found, LayoutError)
@@ -261,6 +269,8 @@ def test_every_coefficient_matters(name):
         (TileConfig(128, 128, 128, split_k=4), (128, 128, 65536), {}),
         (TileConfig(128, 128, 128), (8192, 8192, 512), {"prog": program("fp8_e4m3", promote=True, ops=RELU * 9)}),
         (TileConfig(128, 256, 128), (8192, 8192, 8192), {"prog": program("fp8_e4m3", promote=True)}),
+        (TileConfig(64, 256, 128), (8192, 8192, 8192), {"prog": program("fp8_e4m3", promote=True)}),
+        (TileConfig(64, 256, 128, cluster_m=2, schedule="pingpong"), (8192, 8192, 8192), {}),
     ]
     unpublished = name in ("tensor_flops_per_us", "dram_bytes_per_us")
     device = DeviceInfo.preset("H200").to_dict() | ({"peak_flops": {}, "memory_bandwidth": None} if unpublished else {})
