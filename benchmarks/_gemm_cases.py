@@ -36,7 +36,8 @@ class Setup:
 class Case:
     """One row of the table.
 
-    kind    "plain", "bias_gelu" or "swiglu"; fp8 is scaled by one fp32 number for each operand
+    kind    "plain", "bias_gelu", "swiglu", or "int8_weights": they are stored as int8 and scaled on their way to the product.
+            fp8 is scaled by one fp32 number for each operand
     group   cases whose geometric mean has a target
     target  the least speed-up over ``peer``, or over the best one
     bytes_bound  count bytes, not FLOPs
@@ -63,7 +64,7 @@ class Case:
     @property
     def bytes(self) -> float:
         size = _TORCH[self.dtype].itemsize
-        weights = self.n * self.k * size * (2 if self.kind == "swiglu" else 1)
+        weights = self.n * self.k * {"swiglu": 2 * size, "int8_weights": 1}.get(self.kind, size)
         return weights + self.m * self.k * size + self.m * self.n * 2
 
     def setup(self, device: str = "cuda") -> Setup:
@@ -73,13 +74,20 @@ class Case:
         def random(*shape: int, dtype: torch.dtype = _TORCH[self.dtype]) -> torch.Tensor:
             return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).mul_(0.5).to(dtype)
 
+        def stored(*shape: int) -> torch.Tensor:
+            if self.kind != "int8_weights":
+                return random(*shape)
+            return torch.randint(-127, 128, shape, generator=generator, device=device, dtype=torch.int8)
+
         copies = _SETS if self.bytes_bound else 1
         x = random(1, self.m, self.k)
         weights = ["w"] if self.kind != "swiglu" else ["w_gate", "w_up"]
         sets: list[dict[str, torch.Tensor]] = []
         for _ in range(copies):
             one = {"x": x, "y": torch.empty(1, self.m, self.n, device=device, dtype=torch.bfloat16)}
-            one |= {w: random(1, self.n, self.k).transpose(1, 2) for w in weights}  # [K, N], contiguous along K
+            one |= {w: stored(1, self.n, self.k).transpose(1, 2) for w in weights}  # [K, N], contiguous along K
+            if self.kind == "int8_weights":
+                one["scale"] = torch.full((1, 1, 1), 1 / 64, device=device)
             if self.kind == "bias_gelu":
                 one["bias"] = random(1, 1, self.n, dtype=torch.bfloat16)
             if self.dtype == _FP8:
@@ -100,7 +108,8 @@ class Case:
             gate, up = (g.matmul(A=t["x"], B=t[w]) for w in ("w_gate", "w_up"))
             y = g.mul(a=g.swish(input=gate), b=up)
         else:
-            y = g.matmul(A=t["x"], B=t["w"])
+            w = t["w"] if self.kind != "int8_weights" else g.mul(a=t["w"], b=t["scale"]).set_data_type(_BF16)
+            y = g.matmul(A=t["x"], B=w)
             if self.dtype == _FP8:
                 y = g.mul(a=g.mul(a=y, b=t["scale_x"]), b=t["scale_w"])
             if self.kind == "bias_gelu":
@@ -122,7 +131,16 @@ def _swiglu(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.
     return torch.nn.functional.silu(x @ w_gate) * (x @ w_up)
 
 
-_EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {"plain": _plain, "bias_gelu": _bias_gelu, "swiglu": _swiglu}
+def _int8_weights(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return x @ (w * scale).to(x.dtype)
+
+
+_EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "plain": _plain,
+    "bias_gelu": _bias_gelu,
+    "swiglu": _swiglu,
+    "int8_weights": _int8_weights,
+}
 
 _LARGE = ((8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (1024, 1024, 1024), (8192, 28672, 4096),
           (4096, 4096, 16384))  # fmt: skip
@@ -134,4 +152,5 @@ CASES: tuple[Case, ...] = (
       for dtype, target in ((_BF16, 1.20), (_FP8, 1.40)) for m in (16, 128)),
     *(Case(m, 14336, 4096, _BF16, kind=kind, target=1.10, bytes_bound=m == 16, peer="torch.compile")
       for kind in ("bias_gelu", "swiglu") for m in (4096, 16)),
+    *(Case(m, 14336, 4096, _BF16, kind="int8_weights", bytes_bound=m == 16, peer="torch.compile") for m in (4096, 16)),
 )  # fmt: skip
