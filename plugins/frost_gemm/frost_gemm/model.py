@@ -119,7 +119,9 @@ class Machine(NamedTuple):
     tensor16: float  # of one SM; 8-bit types: twice
     dram: float
     shared_bytes: int  # of a CTA
-    overlapped: bool  # the epilogue of one tile runs while the next one is multiplied
+    overlapped: bool  # the epilogue of one tile runs while the next one is multiplied, if tensor memory has room for the sums of both
+    tmem_columns: int = 0
+    keeps_b: bool = False  # MMAs side by side along M read B once
 
 
 class Operands(NamedTuple):
@@ -179,8 +181,9 @@ def machine(device: DeviceInfo, facts: ArchFacts, c: Coefficients) -> Machine:
     tensor = peak / 1e6 / facts.sm_count if peak else c.tensor_flops_per_us
     dram = device.memory_bandwidth / 1e6 if device.memory_bandwidth else c.dram_bytes_per_us
     return Machine(
-        facts.sm_count, device.l2_cache_bytes or 50 << 20, tensor, dram, facts.shared_bytes, facts.mma == "tcgen05"
-    )
+        facts.sm_count, device.l2_cache_bytes or 50 << 20, tensor, dram, facts.shared_bytes, facts.mma == "tcgen05",
+        facts.tmem_columns, facts.b_collector,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=8)
@@ -240,7 +243,9 @@ def cost(what: Operands, gpu: Machine, c: Coefficients, config: TileConfig) -> C
 
     # Every 64 rows of A meet all of B in shared memory (128 rows on tcgen05, where a pair halves B).
     rows = 128 if gpu.overlapped else 64
-    smem = (cta_m + cta_m / rows * tile_n / group) * tile_k * what.gemms
+    sums = cta_m // 128 * tile_n * what.gemms  # columns of tensor memory
+    reads_b = 1.0 if gpu.keeps_b else cta_m / rows
+    smem = (cta_m + reads_b * tile_n / group) * tile_k * what.gemms
     loaded = a_stage / cluster_n + b_stage * group / cluster_m
     flops_per_us = gpu.tensor16 * (2 if what.wide else 1) * c.tensor * (c.promote if what.promote else 1.0)
     if config.schedule == "pingpong":
@@ -273,7 +278,7 @@ def cost(what: Operands, gpu: Machine, c: Coefficients, config: TileConfig) -> C
         area=cta_m * tile_n,
         fixed_us=c.launch_us + c.fill_us + size * c.cluster_us,
         split_us=c.split_us + cta_m * tile_n * 4 * what.gemms / c.exchange_bytes_per_us if split > 1 else 0.0,
-        hidden=gpu.overlapped or config.schedule == "pingpong",
+        hidden=config.schedule == "pingpong" or (gpu.overlapped and 2 * sums <= gpu.tmem_columns),
     )
 
 

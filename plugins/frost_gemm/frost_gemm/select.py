@@ -132,6 +132,7 @@ _WGMMA_TILES = (
 # promotes: it would do so while nobody multiplies.
 _PINGPONG_WIDTHS = (96, 112, 128, 160, 176, 208, 224, 240, 256)
 _TCGEN05_WIDTHS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+_TCGEN05_HIGH_WIDTHS = (128, 160, 192, 256)  # of tiles of two MMAs along M, which pay where B is kept between them
 _LEAST_ROWS = {"wgmma": 64, "tcgen05": 128}
 _SPLITS = {"wgmma": (2, 3, 4, 6, 8), "tcgen05": (2, 4, 8)}
 # Wider clusters of wgmma lose more to the SMs that they leave idle than they save.
@@ -205,10 +206,13 @@ class _Candidates:
                 shared = TileConfig(64, 128, 128, cluster_m=2, swap_ab=swap, schedule="pingpong")
                 tiles += [replace(shared, tile_n=n) for n in _PINGPONG_WIDTHS]
         else:
+            sizes = [(128, n) for n in _TCGEN05_WIDTHS]
+            if self._facts.b_collector:
+                sizes += [(256, n) for n in _TCGEN05_HIGH_WIDTHS]
             tiles = [
-                TileConfig(128 * group, n, 128, cluster_m=group, swap_ab=swap, cta_group=group)
+                TileConfig(m * group, n, 128, cluster_m=group, swap_ab=swap, cta_group=group)
                 for group in (2, 1)
-                for n in _TCGEN05_WIDTHS
+                for m, n in sizes
             ]
         groups = self._groups[swap] = [self._group(tile) for tile in tiles]
         return groups
