@@ -1,25 +1,69 @@
-"""The engine of the manifest. Named by ``cudnn_plugin.toml``; imports the core alone.
+"""The engine of the manifest. Named by ``cudnn_plugin.toml``; loads neither libcudnn nor its binding before a plan is built.
 
-The lowering is not written yet, so that libcudnn is neither looked for nor loaded: every graph is declined.
+``check_support`` answers from tables: what the lowering covers, what the backend's planner must not see, and whether there is
+a libcudnn at all. Whether cuDNN has an engine for the graph is cuDNN's to say: a no is the BuildError of ``build_plan``, given once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cudnn_core import BuildError, Decline, Declined
+from cudnn_core import Declined, PlanConfig, Support
+
+from . import library, lower
 
 if TYPE_CHECKING:
-    from cudnn_core import CompiledPlan, ExecutionContext, FrozenGraph, PlanConfig
+    from cudnn_core import CompiledPlan, ExecutionContext, FrozenGraph
 
 __all__ = ["BackendGraph"]
 
-NOT_WRITTEN = "the lowering to the cuDNN backend is not written yet"
+_OWN_CHOICE = Support((PlanConfig("", {}),))
 
 
 class BackendGraph:
-    def check_support(self, graph: FrozenGraph, ctx: ExecutionContext) -> Declined:
-        return Declined((Decline("not_implemented", "engine", hint=NOT_WRITTEN),))
+    """cuDNN's graph API: its own choice of engine, or with a variant ``eng<N>`` the one that is named."""
+
+    def check_support(self, graph: FrozenGraph, ctx: ExecutionContext) -> Support | Declined:
+        verdicts: dict[Any, Support | Declined] = graph.facts(_Verdicts)
+        key = (ctx.device, library.problem())
+        found = verdicts.get(key)
+        if found is None:
+            found = verdicts[key] = _verdict(graph, ctx, key[1])
+        return found
 
     def build_plan(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> CompiledPlan:
-        raise BuildError(NOT_WRITTEN)
+        from .plan import build
+
+        return build(graph, config, ctx)
+
+    def load_plan(
+        self, header: dict[str, Any], payloads: dict[str, bytes], graph: FrozenGraph, ctx: ExecutionContext
+    ) -> CompiledPlan:
+        from .plan import restored
+
+        return restored(header, payloads, graph, ctx)
+
+    def members(self, graph: FrozenGraph, ctx: ExecutionContext, limit: int = 8) -> tuple[PlanConfig, ...]:
+        """The backend's engines for the graph by its own heuristics, best first: configs for ``build_plan``, with variant and
+        knobs. Asks cuDNN; raises BuildError with its reason where it has none. Of a graph with runtime sizes: those of the
+        sizes that ranking assumes."""
+        from .plan import operation_graph
+        from .select import listing
+
+        loaded = library.load()
+        target = operation_graph(loaded, graph.at(graph.hint_sizes()), ctx.device)
+        found = listing(loaded.module, target, limit)
+        return tuple(PlanConfig("", {"engine_knobs": choice.settings}, choice.variant) for choice in found)
+
+
+class _Verdicts(dict[Any, Any]):
+    """Answers by device, kept with the graph's other facts; made empty."""
+
+    def __init__(self, graph: FrozenGraph) -> None:
+        super().__init__()
+
+
+def _verdict(graph: FrozenGraph, ctx: ExecutionContext, missing: Any) -> Support | Declined:
+    reasons = [] if missing is None else [missing]
+    reasons += lower.unsupported(graph, ctx.device, library.version())
+    return Declined(tuple(reasons)) if reasons else _OWN_CHOICE

@@ -1,0 +1,2 @@
+/* A library without anything in it. */
+int fake_nothing;

@@ -1,0 +1,169 @@
+"""Which engine of the backend a plan is of, and what a no of cuDNN's becomes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import cudnn_core
+
+ENGINE = "cudnn_backend:graph@1"
+START = "from programs import *\n"
+
+
+def test_members_are_variants_of_one_engine():
+    entry = next(entry for entry in cudnn_core.registry().engines if entry.id == ENGINE)
+    assert entry.spec.has_variant("eng7")
+    assert not entry.spec.has_variant("engine7")
+
+
+def test_import_is_light():
+    program = (
+        "import sys, cudnn_backend.engines, cudnn_backend.api;"
+        "print([m for m in ('torch', 'numpy', 'cudnn', 'cudnn._compiled_module') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_check_support_loads_nothing_and_asks_nobody(fake):
+    fake.run(
+        START
+        + """
+import sys
+from cudnn_backend.engines import BackendGraph
+verdict = BackendGraph().check_support(matmul().freeze("cuda"), CTX)
+assert isinstance(verdict, cudnn_core.Support), verdict
+assert [tuple(config.knobs) for config in verdict.configs] == [()]
+assert "cudnn._compiled_module" not in sys.modules
+assert "libcudnn.so.9" not in open("/proc/self/maps").read()
+"""
+    )
+
+
+def test_without_a_variant_the_first_engine_that_builds_is_taken(fake):
+    fake.run(
+        START
+        + """
+count = Fake()
+assert build(matmul()).choice == ("eng0", "KERNEL_CFG=20")
+count.set("failing_engines", 0b11)
+assert build(matmul(128)).choice == ("eng2", "KERNEL_CFG=22")
+count.set("failing_engines", 0b111)
+for _ in range(2):
+    try:
+        build(matmul(256))
+    except cudnn_core.BuildError as error:
+        assert "the fake's engine does not build" in str(error), error
+        assert error.decline.code == "x.cudnn_backend.unsupported", error.decline
+    else:
+        raise AssertionError
+"""
+    )
+
+
+def test_a_variant_is_honoured_exactly(fake):
+    fake.run(
+        START
+        + """
+count = Fake()
+assert build(matmul(), config("eng2")).choice == ("eng2", "KERNEL_CFG=22")
+plan = build(matmul(), config("eng1", engine_knobs="KERNEL_CFG=23"))
+assert plan.choice == ("eng1", "KERNEL_CFG=23")
+plan.bind(layout(matmul()))((256, 512, 768), 4096, 0)
+assert count.last()["engine"] == 1
+count.set("failing_engines", 0b10)
+for chosen, text in (
+    (config("eng1"), "does not build"),
+    (config("eng7"), "Invalid engine id"),
+    (config("eng1", engine_knobs="KERNEL_CFG"), "knob.domain"),
+    (config("eng1", engine_knobs="NO_SUCH_KNOB=1"), "knob.domain"),
+    (config("", engine_knobs="KERNEL_CFG=21"), "knob.domain"),
+):
+    try:
+        build(matmul(128), chosen)
+    except cudnn_core.BuildError as error:
+        assert text in str(error) or text == error.decline.code, error
+        assert error.decline is not None
+    else:
+        raise AssertionError(chosen)
+"""
+    )
+
+
+def test_members_are_the_engines_that_heuristics_propose(fake):
+    fake.run(
+        START
+        + """
+from cudnn_backend.engines import BackendGraph
+engine, frozen = BackendGraph(), matmul().freeze("cuda")
+found = engine.members(frozen, CTX)
+assert [(c.variant, c.knobs) for c in found] == [(f"eng{i}", {"engine_knobs": f"KERNEL_CFG={20 + i}"}) for i in range(3)]
+assert len(engine.members(frozen, CTX, limit=2)) == 2
+for member in found:
+    assert build(matmul(), config(member.variant, **member.knobs)).choice == (member.variant, member.knobs["engine_knobs"])
+"""
+    )
+
+
+def test_a_no_of_cudnn_is_asked_for_once_and_told_with_its_reason(fake):
+    fake.run(
+        START
+        + """
+count = Fake()
+count.set("heuristics_fail", 1)
+seen = []
+for _ in range(3):
+    try:
+        build(matmul())
+    except cudnn_core.BuildError as error:
+        seen.append((str(error), error.decline, count.get("heuristics_asked")))
+assert len(seen) == 3 and len({asked for *_, asked in seen}) == 1 and len({text for text, *_ in seen}) == 1, seen
+assert seen[0][1].code.startswith("x.cudnn_backend."), seen
+count.set("heuristics_fail", 0)
+build(matmul(128))  # another graph
+"""
+    )
+
+
+def test_plan_falls_through_to_the_next_engine_with_the_reason_in_the_decision(fake):
+    fake.run(
+        START
+        + """
+Fake().set("heuristics_fail", 1)
+graph = matmul()
+with cudnn_core.configure(plugins={"allow": ["cudnn_backend"]}):
+    try:
+        graph.plan(device=DEVICE)
+    except cudnn_core.NoEngineError as error:
+        row = next(row for row in error.decision.engines if row.id == "cudnn_backend:graph@1")
+        assert row.state == "build_failed" and row.reasons, row
+    else:
+        raise AssertionError
+"""
+    )
+
+
+@pytest.mark.parametrize("device", ["A100", "H200", "B200", "R200"])
+def test_plans_are_built_for_devices_that_are_not_here(fake, device):
+    fake.run(
+        START
+        + f"""
+import json
+device = cudnn_core.DeviceInfo.preset({device!r})
+with cudnn_core.configure(plugins={{"allow": ["cudnn_backend"]}}):
+    plan = matmul().plan(device=device)
+assert plan.engine == "cudnn_backend:graph@1"
+facts = json.loads(Fake().device_json())
+assert (facts["deviceVer"], facts["multiProcessorCount"]) == (10 * device.sm_version, device.sm_count), facts
+"""
+    )
+
+
+def test_cpu_is_not_its_device():
+    graph = cudnn_core.Graph(io_data_type="float16", compute_data_type="float32")
+    graph.relu(input=graph.tensor(dim=(1, 4, 4))).set_output(True)
+    row = next(row for row in graph.explain(device="cpu").engines if row.id == ENGINE)
+    assert (row.state, row.reasons[0].code) == ("filtered", "device.type")

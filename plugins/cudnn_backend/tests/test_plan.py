@@ -1,0 +1,308 @@
+"""Plans over the fake libcudnn: built, run, saved and loaded by the real binding."""
+
+from __future__ import annotations
+
+START = "from programs import *\n"
+
+
+def test_a_plan_hands_the_backend_its_operands_in_their_order(fake):
+    fake.run(
+        START
+        + """
+graph = matmul()
+plan = build(graph)
+assert [operand.name for operand in graph.freeze("cuda").operands] == ["A", "B", "C"]
+plan.bind(layout(graph))((256, 512, 768), 4096, 77)
+assert Fake().last() == {"pointers": {1: 256, 2: 512, 3: 768}, "workspace": 4096, "stream": 77, "engine": 0}, Fake().last()
+assert plan.workspace_size == 512
+"""
+    )
+
+
+def test_the_stream_is_set_only_when_it_changes(fake):
+    fake.run(
+        START
+        + """
+graph, count = matmul(), Fake()
+run = build(graph).bind(layout(graph))
+sets = []
+for stream in (0, 7, 7, 8, 8, 7):
+    run((256, 512, 768), 4096, stream)
+    sets.append((count.get("set_streams"), count.last()["stream"]))
+assert sets == [(0, 0), (1, 7), (1, 7), (2, 8), (2, 8), (3, 7)], sets
+assert count.get("handles") == 1
+"""
+    )
+
+
+def test_plans_share_the_handle_of_a_thread_and_it_goes_with_the_thread(fake):
+    fake.run(
+        START
+        + """
+import threading
+graph, count = matmul(), Fake()
+runs = [build(graph).bind(layout(graph)), build(matmul(128)).bind(layout(matmul(128)))]
+work = lambda: [run((256, 512, 768), 4096, 0) for run in runs for _ in range(3)]
+work()
+assert count.get("handles") == 1
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+del threads, thread
+assert (count.get("handles"), count.get("destroyed")) == (3, 2), (count.get("handles"), count.get("destroyed"))
+"""
+    )
+
+
+def test_many_threads_run_one_plan_with_their_own_pointers(fake):
+    fake.run(
+        START
+        + """
+import sys, threading
+sys.setswitchinterval(1e-6)
+graph = matmul()
+plan = build(graph)
+run = plan.bind(layout(graph))
+seen = Fake()
+seen.set("pitch", 256)
+def work(mine):
+    pointers = tuple(256 * (3 * mine + i + 1) for i in range(3))
+    for _ in range(2000):
+        run(pointers, 4096, mine)
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert seen.get("executions") == 8000
+assert seen.get("mixed") == 0
+"""
+    )
+
+
+def test_what_cudnn_answers_to_a_run_is_an_execution_error_with_its_text(fake):
+    fake.run(
+        START
+        + """
+graph, count = matmul(), Fake()
+run = build(graph).bind(layout(graph))
+count.set("execute_status", 5000)
+try:
+    run((256, 512, 768), 4096, 0)
+except cudnn_core.ExecutionError as error:
+    assert "CUDNN_STATUS_EXECUTION_FAILED: the fake was told to fail" in str(error), error
+else:
+    raise AssertionError
+assert "told to fail" in cudnn_core.get_last_error_string()
+count.set("execute_status", 0)
+run((256, 512, 768), 4096, 0)
+assert count.get("executions") == 1
+"""
+    )
+
+
+def test_addresses_that_the_plan_was_not_made_for_are_refused(fake):
+    fake.run(
+        START
+        + """
+graph, count = matmul(), Fake()
+plan = build(graph)
+run = plan.bind(layout(graph, alignment=2))
+run((256, 512, 768), 4096, 0)  # the layout vouches for nothing, and the addresses are good
+for pointers in ((258, 512, 768), (256, 512, 770)):
+    try:
+        run(pointers, 4096, 0)
+    except cudnn_core.ExecutionError as error:
+        assert error.operand == ("A" if pointers[0] == 258 else "C") and "multiple of 16" in str(error), error
+    else:
+        raise AssertionError(pointers)
+assert count.get("executions") == 1
+"""
+    )
+
+
+def test_execute_uses_the_handles_own_raw_handle(fake):
+    fake.run(
+        START
+        + """
+import threading
+from cudnn_core import VariantPack, to_backend_handle
+count, graph = Fake(), matmul()
+plan = build(graph)
+pack = VariantPack(layout(graph), (256, 512, 768))
+with present_gpu():
+    handle = cudnn_core.create_handle(0, 5)
+    go = lambda: plan.execute(pack, ExecutionContext(handle, handle.device, handle.stream, 4096))
+    go()
+    raw = to_backend_handle(handle)
+    assert raw and handle.backend_version == 91900
+    assert count.last() == {"pointers": {1: 256, 2: 512, 3: 768}, "workspace": 4096, "stream": 5, "engine": 0}
+    assert count.get("last_handle") == raw
+    handle.set_stream(6)
+    go()
+    assert (count.last()["stream"], count.get("last_handle"), count.get("set_streams")) == (6, raw, 2)
+    children = []
+    def elsewhere():
+        go()
+        go()
+        children.append(count.get("last_handle"))
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert children[0] != raw and count.get("handles") == 2
+    assert count.last()["stream"] == 6
+    handle.destroy()
+    assert count.get("destroyed") == 2
+"""
+    )
+
+
+def test_a_handle_that_cudnn_does_not_make_is_an_execution_error(fake):
+    fake.run(
+        START
+        + """
+graph, count = matmul(), Fake()
+run = build(graph).bind(layout(graph))
+count.set("create_status", 1001)
+try:
+    run((256, 512, 768), 4096, 0)
+except cudnn_core.ExecutionError as error:
+    assert "no handle on cuda:0" in str(error), error
+else:
+    raise AssertionError
+count.set("create_status", 0)
+run((256, 512, 768), 4096, 0)
+"""
+    )
+
+
+def test_a_saved_plan_is_loaded_without_planning(fake):
+    fake.run(
+        START
+        + """
+from cudnn_backend.engines import BackendGraph
+graph, count = matmul(), Fake()
+plan = build(graph, config("eng1"))
+header, payloads = plan.serialize()
+assert (header["cudnn"], header["variant"], header["settings"]) == (91900, "eng1", "KERNEL_CFG=21"), header
+asked = count.get("heuristics_asked")
+loaded = BackendGraph().load_plan(header, payloads, graph.freeze("cuda"), CTX)
+assert count.get("heuristics_asked") == asked
+assert (loaded.workspace_size, loaded.choice) == (512, plan.choice)
+loaded.bind(layout(graph))((256, 512, 768), 4096, 9)
+assert count.last() == {"pointers": {1: 256, 2: 512, 3: 768}, "workspace": 4096, "stream": 9, "engine": 1}, count.last()
+for broken, text in (({"schema": 2}, "schema 2"), ({"cudnn": 92800}, "cuDNN 9.28.0, this is 9.19.0"), ({"variant": None}, "")):
+    try:
+        BackendGraph().load_plan({**header, **broken}, payloads, graph.freeze("cuda"), CTX)
+    except cudnn_core.BuildError as error:
+        assert text in str(error), error
+    else:
+        assert broken == {"variant": None}
+try:
+    BackendGraph().load_plan(header, {}, graph.freeze("cuda"), CTX)
+except cudnn_core.BuildError as error:
+    assert "not a plan of this plugin" in str(error)
+else:
+    raise AssertionError
+other = matmul(n=24)
+other.relu(input=other.tensor(dim=(1, 4, 4), name="D")).set_output(True)
+try:
+    BackendGraph().load_plan(header, payloads, other.freeze("cuda"), CTX)
+except cudnn_core.BuildError as error:
+    assert "slots [1, 2, 3] for 5 operands" in str(error), error
+else:
+    raise AssertionError
+"""
+    )
+
+
+def test_the_core_saves_and_loads_the_plan(fake, tmp_path):
+    fake.run(
+        START
+        + f"""
+path = {str(tmp_path / "plan")!r}
+with present_gpu():
+    handle = cudnn_core.create_handle(0)
+    graph = matmul()
+    with cudnn_core.configure(plugins={{"allow": ["cudnn_backend"]}}):
+        plan = graph.plan(handle)
+        plan.save(path)
+        asked = Fake().get("heuristics_asked")
+        loaded = cudnn_core.Plan.load(path, handle, trust=True)
+        assert Fake().get("heuristics_asked") == asked
+        assert loaded.engine == "cudnn_backend:graph@1"
+        loaded.execute({{"A": 4096, "B": 8192, "C": 16384}}, 4096 * 16, handle)
+        assert Fake().last()["pointers"] == {{1: 4096, 2: 8192, 3: 16384}}
+        rebuilt = cudnn_core.Plan.load(path, handle)
+        assert rebuilt.workspace_size == 512  # without trust it is planned again, or shared with a plan of the process
+"""
+    )
+
+
+def test_runtime_sizes_are_planned_when_they_are_first_bound(fake):
+    fake.run(
+        START
+        + """
+from cudnn_backend.engines import BackendGraph
+count = Fake()
+graph = matmul(cudnn_core.Dim("m", min=8, max=1024, multiple_of=8))
+plan = build(graph)
+assert (plan.workspace_size, count.get("plans_built")) == (512, 1)
+plan.bind(layout(graph, m=64))((256, 512, 768), 4096, 0)
+plan.bind(layout(graph, m=64))((256, 512, 768), 4096, 0)
+assert count.get("plans_built") == 2
+plan.bind(layout(graph, m=128))((256, 512, 768), 4096, 0)
+assert count.get("plans_built") == 3
+count.set("workspace", 1024)
+try:
+    plan.bind(layout(graph, m=256))
+except cudnn_core.ExecutionError as error:
+    assert "1024 bytes" in str(error) and "512 at the largest sizes" in str(error), error
+else:
+    raise AssertionError
+count.set("workspace", 512)
+header, payloads = plan.serialize()
+loaded = BackendGraph().load_plan(header, payloads, graph.freeze("cuda"), CTX)
+loaded.bind(layout(graph, m=64))((256, 512, 768), 4096, 0)
+assert loaded.workspace_size == 512
+"""
+    )
+
+
+def test_native_cuda_graphs(fake):
+    fake.run(
+        START
+        + """
+from cudnn_core import VariantPack
+count, graph = Fake(), matmul()
+plan = build(graph)
+pack = VariantPack(layout(graph), (256, 512, 768))
+class Graph:  # as cuda-bindings: its int is the handle
+    def __int__(self):
+        return 0xabc
+with present_gpu():
+    handle = cudnn_core.create_handle(0, 5)
+    plan.populate_cuda_graph(handle, pack, 4096, Graph())
+    assert (count.get("populated"), count.last()["pointers"], count.last()["stream"]) == (1, {1: 256, 2: 512, 3: 768}, 5)
+    plan.update_cuda_graph(handle, VariantPack(layout(graph), (1024, 512, 768)), 4096, 0xabc)
+    assert (count.get("updated"), count.last()["pointers"]) == (1, {1: 1024, 2: 512, 3: 768})
+    for wrong, text in (((handle, pack, None, 1), "needs a workspace of 512"), ((handle, pack, 4096, "x"), "no address")):
+        try:
+            plan.populate_cuda_graph(*wrong)
+        except cudnn_core.ExecutionError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+    count.set("native_graph", 0)
+    other = build(matmul(128))
+    try:
+        other.populate_cuda_graph(handle, pack, 4096, 1)
+    except cudnn_core.ExecutionError as error:
+        assert "capture execute instead" in str(error), error
+    else:
+        raise AssertionError
+    assert count.get("populated") == 1
+"""
+    )
