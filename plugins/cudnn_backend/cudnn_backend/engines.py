@@ -25,10 +25,13 @@ class BackendGraph:
 
     def check_support(self, graph: FrozenGraph, ctx: ExecutionContext) -> Support | Declined:
         verdicts: dict[Any, Support | Declined] = graph.facts(_Verdicts)
-        key = (ctx.device, library.problem())
+        missing, version = library.problem(), library.version()
+        key = (ctx.device, missing is None, version)
         found = verdicts.get(key)
         if found is None:
-            found = verdicts[key] = _verdict(graph, ctx, key[1])
+            known = () if missing is None else (missing,)
+            reasons = known + lower.unsupported(graph, ctx.device, version)
+            found = verdicts[key] = Declined(reasons) if reasons else _OWN_CHOICE
         return found
 
     def build_plan(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> CompiledPlan:
@@ -61,9 +64,3 @@ class _Verdicts(dict[Any, Any]):
 
     def __init__(self, graph: FrozenGraph) -> None:
         super().__init__()
-
-
-def _verdict(graph: FrozenGraph, ctx: ExecutionContext, missing: Any) -> Support | Declined:
-    reasons = [] if missing is None else [missing]
-    reasons += lower.unsupported(graph, ctx.device, library.version())
-    return Declined(tuple(reasons)) if reasons else _OWN_CHOICE

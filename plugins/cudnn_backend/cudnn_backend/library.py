@@ -164,7 +164,7 @@ def _find() -> Found:
             raise _Unusable(Decline("dep.missing", "libcudnn", f"{SONAME}, 9.13 or later", hint=_INSTALL)) from None
         path = next(iter(_mapped().get(SONAME, ())), SONAME)
     for found in wheels.values():
-        if os.path.realpath(found.path) == os.path.realpath(path):
+        if _same(found.path, path):
             return found
     name = _VERSIONED.search(os.path.realpath(path))
     return Found(path, int(name[1]) * 10000 + int(name[2]) * 100 + int(name[3]) if name else 0)
@@ -223,9 +223,13 @@ def _mapped() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path, name in _MAPPED.findall(text):
         known = found.setdefault(name, [])
-        if all(os.path.realpath(other) != os.path.realpath(path) for other in known):
+        if not any(_same(other, path) for other in known):
             known.append(path)
     return found
+
+
+def _same(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _require_one(mapped: dict[str, list[str]]) -> None:
@@ -276,6 +280,11 @@ def _load(found: Found) -> Library:
     used_before = "cudnn" in sys.modules and MODULE in sys.modules
     module = _module()
     if not used_before:
+        mapped = _mapped()
+        _require_one(mapped)
+        found = next(
+            (Found(path) for path in mapped.get(SONAME, ()) if not _same(path, found.path)), found
+        )  # came since
         ctypes.CDLL(_cublas_lt(found))
         _cudart(found)
         try:

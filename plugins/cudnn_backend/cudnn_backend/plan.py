@@ -67,6 +67,10 @@ def build(graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> Back
 
 def operation_graph(loaded: Library, graph: FrozenGraph, device: DeviceInfo, cache: Any = None) -> Any:
     """``graph``, of fixed sizes, as the binding's graph, up to the heuristics. ``cache`` makes it one of runtime sizes."""
+    # Again, with the sizes and the version that check_support may not have known: the planner dies of some graphs.
+    refused = lower.unsupported(graph, device, loaded.version)
+    if refused:
+        raise BuildError(str(refused[0]), decline=refused[0])
     with errors.translated():
         target = _empty(loaded, device, cache)
         try:

@@ -76,7 +76,11 @@ def listing(module: Any, target: Any, limit: int) -> list[Choice]:
     if not count and failure is not None:
         raise failure
     found = dict.fromkeys(_choice(target, place) for place in range(count))
-    return [choice for choice in found if choice.settings is not None][:limit]
+    # No settings mean the heuristics' own, so that an engine's plain defaults can be asked for only where it has no other.
+    chosen = {choice.variant for choice in found if choice.settings}
+    return [choice for choice in found if choice.settings or (choice.settings == "" and choice.variant not in chosen)][
+        :limit
+    ]
 
 
 def _ask(module: Any, target: Any, heuristic: str) -> None:
@@ -92,7 +96,9 @@ def _append(module: Any, target: Any, engine: int, knobs: dict[Any, int]) -> int
     try:
         target.create_execution_plan(engine, knobs)
     except Exception as error:
-        raise _failed(error) from error
+        failed = _failed(error)
+        assert failed.decline is not None
+        raise BuildError(f"eng{engine}: {failed}", decline=failed.decline._replace(subject=f"eng{engine}")) from error
     return place
 
 
