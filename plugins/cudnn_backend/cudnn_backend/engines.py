@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_core import Declined, PlanConfig, Support
+from cudnn_core import PlanConfig, Support, checks
 
 from . import library, lower
 
 if TYPE_CHECKING:
-    from cudnn_core import CompiledPlan, ExecutionContext, FrozenGraph
+    from cudnn_core import CompiledPlan, Declined, ExecutionContext, FrozenGraph
 
 __all__ = ["BackendGraph"]
 
@@ -29,9 +29,12 @@ class BackendGraph:
         key = (ctx.device, missing is None, version)
         found = verdicts.get(key)
         if found is None:
-            known = () if missing is None else (missing,)
-            reasons = known + lower.unsupported(graph, ctx.device, version)
-            found = verdicts[key] = Declined(reasons) if reasons else _OWN_CHOICE
+            c = checks(graph, ctx)
+            if c.device("cuda"):
+                c.sm("70+")
+            c.declines.extend(() if missing is None else (missing,))
+            c.declines.extend(lower.unsupported(graph, ctx.device, version))
+            found = verdicts[key] = c.result(_OWN_CHOICE)
         return found
 
     def build_plan(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> CompiledPlan:

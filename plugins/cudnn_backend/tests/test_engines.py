@@ -167,3 +167,15 @@ def test_cpu_is_not_its_device():
     graph.relu(input=graph.tensor(dim=(1, 4, 4))).set_output(True)
     row = next(row for row in graph.explain(device="cpu").engines if row.id == ENGINE)
     assert (row.state, row.reasons[0].code) == ("filtered", "device.type")
+
+
+@pytest.mark.L2
+def test_the_conformance_kit_passes_as_far_as_it_goes_without_a_gpu(fake, tmp_path):
+    said = fake.run(
+        f"""
+import os, pytest
+os.chdir({str(tmp_path)!r})
+raise SystemExit(pytest.main(["-q", "-p", "cudnn_core.testing", "--cudnn-plugin", "cudnn_backend"]))
+"""
+    )
+    assert "check_support accepts 0" not in said

@@ -19,43 +19,6 @@ assert plan.workspace_size == 512
     )
 
 
-def test_the_stream_is_set_only_when_it_changes(fake):
-    fake.run(
-        START
-        + """
-graph, count = matmul(), Fake()
-run = build(graph).bind(layout(graph))
-sets = []
-for stream in (0, 7, 7, 8, 8, 7):
-    run((256, 512, 768), 4096, stream)
-    sets.append((count.get("set_streams"), count.last()["stream"]))
-assert sets == [(0, 0), (1, 7), (1, 7), (2, 8), (2, 8), (3, 7)], sets
-assert count.get("handles") == 1
-"""
-    )
-
-
-def test_plans_share_the_handle_of_a_thread_and_it_goes_with_the_thread(fake):
-    fake.run(
-        START
-        + """
-import threading
-graph, count = matmul(), Fake()
-runs = [build(graph).bind(layout(graph)), build(matmul(128)).bind(layout(matmul(128)))]
-work = lambda: [run((256, 512, 768), 4096, 0) for run in runs for _ in range(3)]
-work()
-assert count.get("handles") == 1
-threads = [threading.Thread(target=work) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-del threads, thread
-assert (count.get("handles"), count.get("destroyed")) == (3, 2), (count.get("handles"), count.get("destroyed"))
-"""
-    )
-
-
 def test_many_threads_run_one_plan_with_their_own_pointers(fake):
     fake.run(
         START
@@ -119,61 +82,6 @@ for pointers in ((258, 512, 768), (256, 512, 770)):
     else:
         raise AssertionError(pointers)
 assert count.get("executions") == 1
-"""
-    )
-
-
-def test_execute_uses_the_handles_own_raw_handle(fake):
-    fake.run(
-        START
-        + """
-import threading
-from cudnn_core import VariantPack, to_backend_handle
-count, graph = Fake(), matmul()
-plan = build(graph)
-pack = VariantPack(layout(graph), (256, 512, 768))
-with present_gpu():
-    handle = cudnn_core.create_handle(0, 5)
-    go = lambda: plan.execute(pack, ExecutionContext(handle, handle.device, handle.stream, 4096))
-    go()
-    raw = to_backend_handle(handle)
-    assert raw and handle.backend_version == 91900
-    assert count.last() == {"pointers": {1: 256, 2: 512, 3: 768}, "workspace": 4096, "stream": 5, "engine": 0}
-    assert count.get("last_handle") == raw
-    handle.set_stream(6)
-    go()
-    assert (count.last()["stream"], count.get("last_handle"), count.get("set_streams")) == (6, raw, 2)
-    children = []
-    def elsewhere():
-        go()
-        go()
-        children.append(count.get("last_handle"))
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert children[0] != raw and count.get("handles") == 2
-    assert count.last()["stream"] == 6
-    handle.destroy()
-    assert count.get("destroyed") == 2
-"""
-    )
-
-
-def test_a_handle_that_cudnn_does_not_make_is_an_execution_error(fake):
-    fake.run(
-        START
-        + """
-graph, count = matmul(), Fake()
-run = build(graph).bind(layout(graph))
-count.set("create_status", 1001)
-try:
-    run((256, 512, 768), 4096, 0)
-except cudnn_core.ExecutionError as error:
-    assert "no handle on cuda:0" in str(error), error
-else:
-    raise AssertionError
-count.set("create_status", 0)
-run((256, 512, 768), 4096, 0)
 """
     )
 
