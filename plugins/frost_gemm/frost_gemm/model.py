@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .config import TileConfig
 from .facts import ArchFacts
-from .ir import Program
+from .ir import Matrix, Program
 from .layout import BITS, MAX_STAGES
 from .ops import TABLE
 
@@ -43,6 +43,7 @@ CALIBRATION = Path(__file__).parent / "calibration"
 STAGING_BYTES = 18 * 1024  # two slots of 8 KiB and the barriers; a guess that the layout makes exact
 HALF_SM_BYTES = 96 * 1024  # for the ring of one of two CTAs on an SM, and its split-K sums
 SMALL = 8
+MOVING = 4
 OVERLAP = 9  # the exponent of ``_powers``; fits to an H200's times are about equal from 6 to 12
 
 
@@ -73,6 +74,8 @@ class Coefficients:
     dram               share of the published memory rate
     store_bytes_per_us that one SM's epilogue loads and stores
     op_us              of one instruction on 1024 elements in one SM
+    make_us            of one instruction on 1024 elements of an operand with a prologue, while the tensor core multiplies; of two
+                       products with int8 weights, not fitted
     split_us           of split-K's barriers between CTAs; exchange_bytes_per_us: of one CTA's sums through distributed shared memory
     cluster_us         of one more CTA in a cluster: barriers across SMs
     tensor_flops_per_us, dram_bytes_per_us  of one SM in 16-bit types, and of the memory, where the device's rates are not published
@@ -92,6 +95,7 @@ class Coefficients:
     dram: float = 0.88
     store_bytes_per_us: float = 45e3
     op_us: float = 0.001
+    make_us: float = 0.018
     split_us: float = 0.5
     exchange_bytes_per_us: float = 100e3
     cluster_us: float = 0.1
@@ -132,6 +136,8 @@ class Operands(NamedTuple):
     gemms: int
     wide: bool
     promote: bool
+    a_made: int = 0
+    b_made: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,7 @@ class Work:
     out_bytes          that the epilogue moves for each output element
     ops                instructions of the epilogue on each output element, about (``ops.Row.cost``); a reduction counts as two
     wide               operands have 8-bit elements, of which the MMA multiplies twice as many
+    a_made, b_made     instructions that make an element of all A operands together, or of B, from what memory holds, about
     """
 
     a_bytes: float
@@ -153,10 +160,19 @@ class Work:
     promote: bool
     a_batched: bool
     b_batched: bool
+    a_made: int = 0
+    b_made: int = 0
 
     @property
     def operands(self) -> Operands:
-        return Operands(self.a_bytes, self.b_bytes, self.gemms, self.wide, self.promote)
+        return Operands(
+            self.a_bytes, self.b_bytes, self.gemms, self.wide, self.promote, self.a_made, self.b_made
+        )  # fmt: skip
+
+
+def _made(matrix: Matrix) -> int:
+    """Instructions that make one element: the prologue's, and those that convert it and move it."""
+    return MOVING + sum(TABLE[op.name].cost for op in matrix.prologue) if matrix.prologue else 0
 
 
 def work(program: Program) -> Work:
@@ -172,6 +188,8 @@ def work(program: Program) -> Work:
         promote=program.promote,
         a_batched=any(m.batched for m in program.a),
         b_batched=any(m.batched for m in program.b),
+        a_made=sum(map(_made, program.a)),
+        b_made=sum(map(_made, program.b)),
     )
 
 
@@ -252,7 +270,9 @@ def cost(what: Operands, gpu: Machine, c: Coefficients, config: TileConfig) -> C
         flops_per_us *= c.pingpong
     if what.promote and (tile_m == 64 or config.schedule == "pingpong"):
         flops_per_us *= c.alone
+    a_made, b_made = (what.b_made, what.a_made) if config.swap_ab else (what.a_made, what.b_made)
     rates = _powers(
+        (cta_m * a_made + tile_n / group * b_made) * width * c.make_us / 1024,
         2.0 * cta_m * tile_n * width * what.gemms / flops_per_us,
         smem / c.smem_bytes_per_us,
         loaded / c.sm_bytes_per_us,
