@@ -17,7 +17,7 @@ from .table import MISSING, OPS
 if TYPE_CHECKING:
     from cudnn_core import Decline, DeviceInfo, FrozenGraph
 
-__all__ = ["GRAPH_TYPES", "MISSING", "OPS", "LoweringError", "lower", "unsupported"]
+__all__ = ["GRAPH_TYPES", "MISSING", "OPS", "LoweringError", "analyse", "lower", "unsupported"]
 
 # Arguments of backend_graph, by name of a member of its data_type. Every tensor and operation of a graph has its own type; these
 # are for the tensors that the binding makes inside attention and norms.
