@@ -31,7 +31,7 @@ WHEELS = {"nvidia-cudnn-cu13": 13, "nvidia-cudnn-cu12": 12}  # both install the 
 SONAME = "libcudnn.so.9"
 TWO_COPIES = "x.cudnn_backend.two_copies"
 
-_INSTALL = "pip install nvidia-cudnn-cu13 (or -cu12, for CUDA 12)"
+_INSTALL = "pip install nvidia-cudnn-cu13, for CUDA 12 nvidia-cudnn-cu12"
 _MAPPED = re.compile(r"\s(/\S.*/(libcudnn(?:_graph)?\.so\.9)[.\d]*)$", re.MULTILINE)
 _VERSIONED = re.compile(r"libcudnn\.so\.(\d+)\.(\d+)\.(\d+)$")
 

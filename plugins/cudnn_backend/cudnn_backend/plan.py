@@ -171,12 +171,12 @@ class BackendPlan:
             if held.stream != stream:
                 held.move(stream)
             try:
-                block = pool.pop()
+                array, address = block = pool.pop()
             except IndexError:
-                block = _block(count)
-            block[0][:] = pointers
+                array, address = block = _block(count)
+            array[:] = pointers
             try:
-                execute(block[1], count, workspace, held.raw, -1)
+                execute(address, count, workspace, held.raw, -1)
             except Exception as error:
                 raise _not_run(error) from error
             pool.append(block)

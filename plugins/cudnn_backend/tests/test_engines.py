@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,7 @@ def test_check_support_loads_nothing_and_asks_nobody(fake):
         START
         + """
 import sys
+from pathlib import Path
 from cudnn_backend.engines import BackendGraph
 verdict = BackendGraph().check_support(matmul().freeze("cuda"), CTX)
 assert isinstance(verdict, cudnn_core.Support), verdict
@@ -179,3 +182,12 @@ raise SystemExit(pytest.main(["-q", "-p", "cudnn_core.testing", "--cudnn-plugin"
 """
     )
     assert "check_support accepts 0" not in said
+
+
+def test_the_readme_has_every_op_and_what_the_core_lacks():
+    from cudnn_backend import lower
+
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    served, _, missing = text.partition("## Which libcudnn")[0].partition("The binding has these operations too")
+    assert set(re.findall(r"`([a-z]\w+)`", served.partition("| family | ops |")[2])) == set(lower.OPS)
+    assert set(re.findall(r"`([a-z]\w+)`", missing)) == set(lower.MISSING)
