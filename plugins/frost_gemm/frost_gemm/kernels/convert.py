@@ -15,11 +15,13 @@ from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, cute
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import vector
 
 from .args import ELEMENTS
-from .vectors import each, on_pairs
+from .vectors import assemble, each, inline, on_pairs, size
 
-__all__ = ["INTEGERS", "as_float", "as_integer", "narrow", "rounded", "widen"]
+__all__ = ["BYTES", "INTEGERS", "as_float", "as_integer", "floats_of_bytes", "narrow", "rounded", "widen"]
 
 INTEGERS = {"int32": (-(2**31), 2**31 - 1), "int8": (-128, 127), "uint8": (0, 255), "boolean": (0, 1)}
 
@@ -30,6 +32,27 @@ _PACKED: dict[str, tuple[str, Any]] = {
     "fp8_e4m3": ("cvt.rn.satfinite.e4m3x2.f32", cutlass.Int16),
     "fp8_e5m2": ("cvt.rn.satfinite.e5m2x2.f32", cutlass.Int16),
 }
+
+BYTES = frozenset({"int8", "uint8"})
+
+
+def floats_of_bytes(x: cute.TensorSSA, dtype: str) -> cute.TensorSSA:
+    """The values of ``int8`` or ``uint8`` elements, a multiple of four, in fp32.
+
+    A byte becomes the low bits of 2^23, from which 2^23 is then subtracted: a permutation and a sum of full rate, where a conversion
+    from an integer has a quarter of it. The sign bit of int8 is flipped first, which adds 128.
+    """
+    signed = dtype == "int8"
+    words = vector.bitcast(ir.VectorType.get([size(x) // 4], Int32.mlir_type), x)
+    values = []
+    for i in range(size(x) // 4):
+        word = vector.extract(words, [], [i])
+        if signed:
+            word = inline("xor.b32 $0, $1, 0x80808080;", Int32.mlir_type, [word])
+        values += [
+            inline(f"prmt.b32 $0, $1, 0x4B000000, {0x7440 | byte:#x};", Float32.mlir_type, [word]) for byte in range(4)
+        ]
+    return assemble(values, Float32) - float(2**23 + 128 * signed)
 
 
 def as_float(x: cute.TensorSSA) -> cute.TensorSSA:

@@ -18,7 +18,7 @@ from ..ir import Gemm, Matrix, Program, Ref, Store
 from ..layout import BITS
 from ..ops import keeps_zero
 from .args import Args
-from .convert import INTEGERS, widen
+from .convert import BYTES, INTEGERS, floats_of_bytes, widen
 from .epilogue import Chunk, Epilogue
 
 __all__ = ["Prologue"]
@@ -26,11 +26,18 @@ __all__ = ["Prologue"]
 ELEMENT = Ref("acc", 0)
 
 
+def _in_integers(program: Program, matrix: Matrix) -> bool:
+    """Whether a prologue computes anything that fp32 may not hold exactly: 8-bit integers and what selects among them are safe."""
+    scalars = [program.aux[ref.index].dtype for op in matrix.prologue for ref in op.args if ref.kind == "aux"]
+    return any(dtype in INTEGERS for dtype in (*scalars, *(op.dtype for op in matrix.prologue)))
+
+
 class Prologue:
     """The ops of ``matrix``, on vectors of ``size`` elements. The scalars are aux operands of ``program``."""
 
     def __init__(self, program: Program, matrix: Matrix, size: int) -> None:
-        kind = "int32" if matrix.dtype in INTEGERS else "float32"
+        self.from_bytes = matrix.dtype in BYTES and size % 4 == 0 and not _in_integers(program, matrix)
+        kind = "int32" if matrix.dtype in INTEGERS and not self.from_bytes else "float32"
         ops = tuple(
             replace(op, args=tuple(ELEMENT if ref == Ref("val", -1) else ref for ref in op.args))
             for op in matrix.prologue
@@ -54,7 +61,7 @@ class Prologue:
 
     def apply(self, args: Args, elements: cute.TensorSSA, batch: Int32, scalars: dict[int, Any]) -> cute.TensorSSA:
         """The operand's elements, (size,) of the type that is multiplied, from those in memory."""
-        wide = widen(elements, self.dtype)
+        wide = floats_of_bytes(elements, self.dtype) if self.from_bytes else widen(elements, self.dtype)
         return self.epilogue.converted(0, self.epilogue.evaluate(args, [wide], self.chunk(batch), scalars))
 
     def clear_beyond(self, made: cute.Tensor, k: Int32, step: int, end: Int32) -> None:
