@@ -156,16 +156,16 @@ def test_graphs_of_every_class(emulated, name, device):
 
 
 @pytest.mark.L2
-@pytest.mark.parametrize("device", ["H200", "B200"])
+@pytest.mark.parametrize("device", ["H200", "B200", "R200"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_setting_that_is_offered_builds(name, device):
     """Frost invariant 18: what the probe offers the build accepts."""
     info = cudnn_core.DeviceInfo.preset(device)
     ctx = cudnn_core.ExecutionContext(None, info)
     graph = GRAPHS[name]().freeze("cuda")
-    engine = cudnn_core.registry().get(ENGINES[device]).instance()
+    engine = cudnn_core.registry().get(ENGINES[DEVICES[device]]).instance()
     for config in engine.check_support(graph, ctx).configs:
-        named = cudnn_core.PlanConfig(f"{ENGINES[device]}@1", config.knobs)
+        named = cudnn_core.PlanConfig(f"{ENGINES[DEVICES[device]]}@1", config.knobs)
         assert engine.build_plan(graph, named, ctx).artifacts
 
 
