@@ -71,6 +71,10 @@ class _State:
 _state = _State()
 
 
+if hasattr(os, "register_at_fork"):  # another thread of the parent may hold it
+    os.register_at_fork(after_in_child=lambda: setattr(_state, "lock", threading.RLock()))
+
+
 def problem() -> Decline | None:
     """Why there is no usable libcudnn here, or None. Found out once."""
     state = _state

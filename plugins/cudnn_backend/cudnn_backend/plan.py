@@ -241,7 +241,7 @@ class DynamicPlan:
     """A plan of runtime sizes: for each size that is bound a plan of its own, compiled through one kernel cache.
 
     The largest sizes are planned first: they say how large the workspace is, and compile what the others share. A size is
-    planned when it is first bound, by milliseconds where the cache has its kernels.
+    planned when it is first bound, by milliseconds where the cache has its kernels, with the best engine that has room.
     """
 
     artifacts = ()
@@ -256,26 +256,27 @@ class DynamicPlan:
                 self._cache.deserialize(kernels.decode())
         self._lock = threading.Lock()
         self._plans: OrderedDict[tuple[int, ...], BackendPlan] = OrderedDict()
-        self.workspace_size = 0
+        self._room: int | None = None
         largest = self.at(graph.largest_sizes())
-        self.workspace_size = largest.workspace_size
         self.choice = largest.choice
+        self.workspace_size = self._room = largest.workspace_size
 
     def __repr__(self) -> str:
         return f"<DynamicPlan {self.choice.variant} {', '.join(self._graph.dims)} workspace={self.workspace_size}>"
 
     def at(self, sizes: Mapping[str, int]) -> BackendPlan:
-        """The plan of these sizes. Raises BuildError."""
+        """The plan of these sizes, of no more workspace than the largest. Raises BuildError."""
         key = tuple(sizes[name] for name in self._graph.dims)
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
-                plan = _fixed(self._loaded, self._graph.at(sizes), self._config, self._device, self._cache)
-                if self._plans and plan.workspace_size > self.workspace_size:
-                    raise BuildError(
-                        f"cuDNN needs a workspace of {plan.workspace_size} bytes at {dict(sizes)}, and"
-                        f" {self.workspace_size} at the largest sizes"
+                try:
+                    plan = _fixed(
+                        self._loaded, self._graph.at(sizes), self._config, self._device, self._cache, self._room
                     )
+                except BuildError as error:
+                    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+                    raise BuildError(f"{error} (at {at})", decline=error.decline) from error
                 self._plans[key] = plan
                 if len(self._plans) > _SIZES:
                     self._plans.popitem(last=False)
@@ -305,7 +306,7 @@ class DynamicPlan:
         try:
             return self.at(sizes)
         except BuildError as error:
-            raise ExecutionError(f"no plan for {sizes}: {error}") from error
+            raise ExecutionError(f"cuDNN has no plan for these sizes: {error}") from error
 
 
 # --- pieces
@@ -322,10 +323,15 @@ def _empty(loaded: Library, device: DeviceInfo, cache: Any = None) -> Any:
 
 
 def _fixed(
-    loaded: Library, graph: FrozenGraph, config: PlanConfig, device: DeviceInfo, cache: Any = None
+    loaded: Library,
+    graph: FrozenGraph,
+    config: PlanConfig,
+    device: DeviceInfo,
+    cache: Any = None,
+    room: int | None = None,
 ) -> BackendPlan:
     target = operation_graph(loaded, graph, device, cache)
-    choice = built(loaded.module, target, config)
+    choice = built(loaded.module, target, config, room)
     return BackendPlan(loaded, target, graph, device, choice)
 
 

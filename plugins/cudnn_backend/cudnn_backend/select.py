@@ -29,10 +29,11 @@ class Choice(NamedTuple):
     settings: str | None
 
 
-def built(module: Any, target: Any, config: PlanConfig) -> Choice:
+def built(module: Any, target: Any, config: PlanConfig, room: int | None = None) -> Choice:
     """Build the one plan of ``target``, an operation graph, that ``config`` asks for.
 
-    Without a variant: the first in the order of the heuristics that builds; those of FALLBACK come last. Raises BuildError.
+    Without a variant: the first in the order of the heuristics that builds and needs at most ``room`` bytes of workspace (None: any
+    number); those of FALLBACK come last. Raises BuildError.
     """
     mode, settings = str(config.knobs["heuristics"]), str(config.knobs["engine_knobs"])
     engine = int(config.variant[3:]) if config.variant else None
@@ -43,7 +44,7 @@ def built(module: Any, target: Any, config: PlanConfig) -> Choice:
             )
             raise BuildError(str(wrong), decline=wrong)
         place = _append(module, target, engine, _parsed(module, settings))
-        return _build_first(target, [place], None)._replace(settings=settings)
+        return _build_first(target, [place], room, None)._replace(settings=settings)
     failure: BuildError | None = None
     for heuristic in dict.fromkeys((mode, FALLBACK)):
         before = _count(target)
@@ -53,11 +54,11 @@ def built(module: Any, target: Any, config: PlanConfig) -> Choice:
                 place for place in range(before, _count(target)) if engine is None or _engine(target, place) == engine
             ]
             if places:
-                return _build_first(target, places, failure)
+                return _build_first(target, places, room, failure)
         except BuildError as error:
             failure = failure or error
     if engine is not None:
-        return _build_first(target, [_append(module, target, engine, {})], None)._replace(settings="")
+        return _build_first(target, [_append(module, target, engine, {})], room, None)._replace(settings="")
     if failure is None:
         none = Decline("x.cudnn_backend.unsupported", "graph", actual="cuDNN has no engine for the graph")
         failure = BuildError(str(none.actual), decline=none)
@@ -102,14 +103,18 @@ def _append(module: Any, target: Any, engine: int, knobs: dict[Any, int]) -> int
     return place
 
 
-def _build_first(target: Any, places: list[int], failure: BuildError | None) -> Choice:
+def _build_first(target: Any, places: list[int], room: int | None, failure: BuildError | None) -> Choice:
     for place in places:
         try:
             target.build_plan_at_index(place)
-        except Exception as error:  # noqa: PERF203  one of a few, and each compiles
+            size = int(target.get_workspace_size_plan_at_index(place))
+        except Exception as error:
             failure = failure or _failed(error)
-        else:
+            continue
+        if room is None or size <= room:
             return _choice(target, place)
+        much = Decline("resource.workspace", "workspace", {"max": room}, size)
+        failure = failure or BuildError(str(much), decline=much)
     assert failure is not None
     raise failure
 

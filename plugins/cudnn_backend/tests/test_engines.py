@@ -46,6 +46,18 @@ assert "libcudnn.so.9" not in open("/proc/self/maps").read()
     )
 
 
+def test_a_runtime_size_that_may_be_0_is_declined(fake):
+    fake.run(
+        START
+        + """
+from cudnn_backend.engines import BackendGraph
+verdicts = [BackendGraph().check_support(matmul(cudnn_core.Dim("m", min=least)).freeze("cuda"), CTX) for least in (0, 1)]
+assert [(r.code, r.subject) for r in verdicts[0].reasons] == [("shape.range", "m")]
+assert verdicts[1]
+"""
+    )
+
+
 def test_without_a_variant_the_first_engine_that_builds_is_taken(fake):
     fake.run(
         START

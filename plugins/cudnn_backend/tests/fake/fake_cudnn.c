@@ -29,6 +29,7 @@ int fake_engine_count = 3;
 int fake_heuristics_fail = 0;      /* 1: no engine supports the graph */
 long fake_failing_engines = 0;     /* bit e: plans of engine e do not build */
 long fake_workspace = 512;
+long fake_workspace_of_engine_0 = 0; /* if not 0 */
 int fake_native_graph = 1;         /* the behaviour note SUPPORTS_CUDA_GRAPH_NATIVE_API */
 int fake_execute_status = SUCCESS;
 int fake_create_status = SUCCESS;
@@ -209,7 +210,10 @@ int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t room,
             return SUCCESS;
         case CFG_SHARED_MEMORY: return one(0, type, room, count, out);
         case CFG_WORKSPACE:
-        case PLAN_WORKSPACE: return one(fake_workspace, type, room, count, out);
+        case PLAN_WORKSPACE: {
+            int first = d->type == PLAN && engine_of_plan(d) == 0 && fake_workspace_of_engine_0;
+            return one(first ? fake_workspace_of_engine_0 : fake_workspace, type, room, count, out);
+        }
         case PLAN_JSON: {
             char text[160];
             int size = snprintf(text, sizeof text, "{\"engine\":%ld,\"version\":%ld}", (long)engine_of_plan(d), fake_version) + 1;
