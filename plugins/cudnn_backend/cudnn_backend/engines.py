@@ -33,8 +33,6 @@ class BackendGraph:
             if c.device("cuda"):
                 c.sm("70+")
             c.declines.extend(() if missing is None else (missing,))
-            for dim in graph.dims.values():  # every size of the range must run, and no planner is shown a size of 0
-                c.require(dim.smallest > 0, "shape.range", dim.name, {"min": 1}, dim.smallest)
             c.declines.extend(lower.unsupported(graph, ctx.device, version))
             found = verdicts[key] = c.result(_OWN_CHOICE)
         return found

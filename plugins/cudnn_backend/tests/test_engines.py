@@ -52,7 +52,7 @@ def test_a_runtime_size_that_may_be_0_is_declined(fake):
         + """
 from cudnn_backend.engines import BackendGraph
 verdicts = [BackendGraph().check_support(matmul(cudnn_core.Dim("m", min=least)).freeze("cuda"), CTX) for least in (0, 1)]
-assert [(r.code, r.subject) for r in verdicts[0].reasons] == [("shape.range", "m")]
+assert {r.code for r in verdicts[0].reasons} == {"shape.range"}  # every size of the range must run
 assert verdicts[1]
 """
     )
