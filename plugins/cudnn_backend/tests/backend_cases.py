@@ -78,6 +78,7 @@ class Case(NamedTuple):
         outputs = self.make(build)
         for number, tensor in enumerate(outputs):
             tensor.set_name(f"y{number}")
+        build.g.validate()  # infers the types and layouts that are left open
         generator = torch.Generator().manual_seed(len(self.name))
         inputs = {tensor: _values(torch, tensor, data, generator, device) for tensor, data in build.recipes}
         return build.g, inputs, outputs
@@ -97,8 +98,6 @@ def torch_dtype(torch: Any, dtype: str) -> Any:
 def empty(torch: Any, tensor: Any, device: Any) -> Any:
     """Memory for an operand in its own layout."""
     dim, stride = tuple(tensor.get_dim()), tuple(tensor.get_stride())
-    if not stride:  # not inferred yet: row-major
-        stride = torch.empty(dim, device="meta").stride()
     return torch.empty_strided(dim, stride, dtype=torch_dtype(torch, tensor.get_data_type()), device=device)
 
 
