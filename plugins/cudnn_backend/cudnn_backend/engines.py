@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cudnn_core import PlanConfig, Support, checks
 
 from . import library, lower
+from .members import offered
 
 if TYPE_CHECKING:
     from cudnn_core import CompiledPlan, Declined, ExecutionContext, FrozenGraph
@@ -35,6 +36,9 @@ class BackendGraph:
             c.declines.extend(() if missing is None else (missing,))
             c.declines.extend(lower.unsupported(graph, ctx.device, version))
             found = verdicts[key] = c.result(_OWN_CHOICE)
+            if found:
+                more = offered(graph, ctx.device)
+                found = verdicts[key] = Support((*_OWN_CHOICE.configs, *more)) if more else found
         return found
 
     def build_plan(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> CompiledPlan:

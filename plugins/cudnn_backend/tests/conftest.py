@@ -39,10 +39,11 @@ class FakeBackend:
         """Whatever is loaded into a process stays there: each program gets a process of its own."""
         path = os.pathsep.join(map(str, folders or (self.folder,)))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDNN_")}
+        cache = str(self.folder / "cache")
         paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(program)],
-            env=inherited | {"LD_LIBRARY_PATH": path, "PYTHONPATH": paths} | variables,
+            env=inherited | {"LD_LIBRARY_PATH": path, "PYTHONPATH": paths, "CUDNN_CORE_CACHE_DIR": cache} | variables,
             capture_output=True,
             text=True,
             timeout=60,
