@@ -61,6 +61,11 @@ class PerThread(threading.local):
     def __init__(self, library: Library, ordinal: int) -> None:
         self._of = (library, ordinal)
 
+    def ready(self) -> None:
+        """See to it that the thread has its handle: making one allocates, which a capturing stream does not allow."""
+        if not hasattr(self, "held"):
+            self.open()
+
     def open(self) -> Held:
         self.held = Held(*self._of)
         return self.held

@@ -115,7 +115,7 @@ class BackendPlan:
     def __init__(self, loaded: Library, target: Any, graph: FrozenGraph, device: DeviceInfo, choice: Choice) -> None:
         self.choice = choice
         self._loaded, self._target = loaded, target
-        self._ordinal = device.ordinal or 0
+        self._mine = handles.per_thread(loaded, device.ordinal or 0)
         count = len(graph.operands)
         with errors.translated():
             target._prepare_variant_pack_template()
@@ -137,6 +137,7 @@ class BackendPlan:
     # --- running
     def bind(self, layout: tuple[Operand, ...]) -> Runner:
         """``run(pointers, workspace, stream)``. Where the layout does not vouch for an alignment, each call is checked."""
+        self._mine.ready()
         if all(
             not need or (op.alignment and op.alignment % need == 0)
             for op, need in zip(layout, self._needs, strict=True)
@@ -160,7 +161,7 @@ class BackendPlan:
 
     def _runner(self, count: int) -> Runner:
         execute = self._target._execute_with_raw_ptrs
-        mine = handles.per_thread(self._loaded, self._ordinal)
+        mine = self._mine
         pool: list[_Block] = []  # of pointers: 200 ns cheaper than a new array for each call
 
         def run(pointers: Buffers, workspace: int, stream: int) -> None:

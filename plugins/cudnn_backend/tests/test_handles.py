@@ -82,17 +82,40 @@ def test_a_handle_that_cudnn_does_not_make_is_an_execution_error(fake):
     fake.run(
         START
         + """
+import threading
+graph, count = matmul(), Fake()
+plan = build(graph)
+count.set("create_status", 1001)
+def refused(call):
+    try:
+        call()
+    except cudnn_core.ExecutionError as error:
+        assert "no handle on cuda:0" in str(error), error
+    else:
+        raise AssertionError
+refused(lambda: plan.bind(layout(graph)))
+count.set("create_status", 0)
+run = plan.bind(layout(graph))
+count.set("create_status", 1001)
+run((256, 512, 768), 4096, 0)  # this thread has its own by now
+seen = []
+thread = threading.Thread(target=lambda: (refused(lambda: run((256, 512, 768), 4096, 0)), seen.append(1)))
+thread.start()
+thread.join()
+assert seen and count.get("executions") == 1
+"""
+    )
+
+
+def test_binding_makes_the_handle_so_that_a_run_can_be_captured(fake):
+    fake.run(
+        START
+        + """
 graph, count = matmul(), Fake()
 run = build(graph).bind(layout(graph))
-count.set("create_status", 1001)
-try:
-    run((256, 512, 768), 4096, 0)
-except cudnn_core.ExecutionError as error:
-    assert "no handle on cuda:0" in str(error), error
-else:
-    raise AssertionError
-count.set("create_status", 0)
+assert count.get("handles") == 1
 run((256, 512, 768), 4096, 0)
+assert count.get("handles") == 1
 """
     )
 
