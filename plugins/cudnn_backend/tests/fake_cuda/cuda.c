@@ -34,4 +34,4 @@ ABSENT(cuStreamGetCtx) ABSENT(cuLinkCreate) ABSENT(cuLinkAddData) ABSENT(cuLinkC
 ABSENT(cuLaunchKernel) ABSENT(cuLaunchKernelEx) ABSENT(cuLaunchCooperativeKernel) ABSENT(cuDeviceGet)
 ABSENT(cuDeviceGetAttribute) ABSENT(cuLibraryLoadData) ABSENT(cuLibraryLoadFromFile) ABSENT(cuLibraryGetKernel)
 ABSENT(cuLibraryUnload) ABSENT(cuKernelSetAttribute) ABSENT(cuKernelGetAttribute) ABSENT(cuOccupancyMaxPotentialClusterSize)
-ABSENT(cuModuleLoadData) ABSENT(cuModuleUnload) ABSENT(cuModuleGetFunction) ABSENT(cuFuncSetAttribute) ABSENT(cuFuncGetAttribute)
+ABSENT(cuTensorMapEncodeIm2col) ABSENT(cuTensorMapEncodeTiled) ABSENT(cuModuleLoadData) ABSENT(cuModuleUnload) ABSENT(cuModuleGetFunction) ABSENT(cuFuncSetAttribute) ABSENT(cuFuncGetAttribute)
