@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from cudnn_core import PlanConfig, Support, checks
 
 from . import library, lower
-from .members import offered
 
 if TYPE_CHECKING:
     from cudnn_core import CompiledPlan, Declined, ExecutionContext, FrozenGraph
@@ -36,9 +35,6 @@ class BackendGraph:
             c.declines.extend(() if missing is None else (missing,))
             c.declines.extend(lower.unsupported(graph, ctx.device, version))
             found = verdicts[key] = c.result(_OWN_CHOICE)
-            if found:
-                more = offered(graph, ctx.device)
-                found = verdicts[key] = Support((*_OWN_CHOICE.configs, *more)) if more else found
         return found
 
     def build_plan(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> CompiledPlan:
@@ -54,9 +50,10 @@ class BackendGraph:
         return restored(header, payloads, graph, ctx)
 
     def members(self, graph: FrozenGraph, ctx: ExecutionContext, limit: int = 8) -> tuple[PlanConfig, ...]:
-        """The backend's engines for the graph by its own heuristics, best first: configs for ``build_plan``, with variant and
-        knobs. Asks cuDNN; raises BuildError with its reason where it has none. Of a graph with runtime sizes: those of the
-        sizes that ranking assumes."""
+        """The backend's engines for a graph of fixed sizes by its own heuristics, best first; for ``cudnn-core bench``.
+
+        Asks cuDNN and builds nothing. Raises BuildError with its reason where it has none.
+        """
         from .plan import operation_graph
         from .select import listing
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from cudnn_core import BuildError, Decline
 
-__all__ = ["FLOOR", "Library", "load", "location", "problem", "version", "version_text"]
+__all__ = ["FLOOR", "Library", "load", "problem", "version", "version_text"]
 
 FLOOR = 91300  # device descriptions without a GPU, unified sdpa; older ones have planner bugs that we do not know
 MODULE = "cudnn._compiled_module"
@@ -92,14 +92,6 @@ def version() -> int:
     if state.library is not None:
         return state.library.version
     return 0 if problem() is not None or state.found is None else state.found.version
-
-
-def location() -> str | None:
-    """The file that is or would be loaded; None if there is none."""
-    state = _state
-    if state.library is not None:
-        return state.library.path
-    return None if problem() is not None or state.found is None else state.found.path
 
 
 def load() -> Library:

@@ -108,12 +108,12 @@ def restored(
 
 
 class BackendPlan:
-    """A plan of fixed sizes. ``choice`` is the backend's engine."""
+    """A plan of fixed sizes. ``choice`` is the backend's engine, ``variant`` its name."""
 
     artifacts = ()
 
     def __init__(self, loaded: Library, target: Any, graph: FrozenGraph, device: DeviceInfo, choice: Choice) -> None:
-        self.choice = choice
+        self.choice, self.variant = choice, choice.variant
         self._loaded, self._target = loaded, target
         self._mine = handles.per_thread(loaded, device.ordinal or 0)
         count = len(graph.operands)
@@ -259,7 +259,7 @@ class DynamicPlan:
         self._plans: OrderedDict[tuple[int, ...], BackendPlan] = OrderedDict()
         self._room: int | None = None
         largest = self.at(graph.largest_sizes())
-        self.choice = largest.choice
+        self.choice, self.variant = largest.choice, largest.variant
         self.workspace_size = self._room = largest.workspace_size
 
     def __repr__(self) -> str:

@@ -63,7 +63,8 @@ def test_without_a_variant_the_first_engine_that_builds_is_taken(fake):
         START
         + """
 count = Fake()
-assert build(matmul()).choice == ("eng0", "KERNEL_CFG=20")
+plan = build(matmul())
+assert (plan.choice, plan.variant) == (("eng0", "KERNEL_CFG=20"), "eng0")
 count.set("failing_engines", 0b11)
 assert build(matmul(128)).choice == ("eng2", "KERNEL_CFG=22")
 count.set("failing_engines", 0b111)
