@@ -46,6 +46,17 @@ assert "libcudnn.so.9" not in open("/proc/self/maps").read()
     )
 
 
+@pytest.mark.parametrize(("sizes", "us"), [((64, 32, 16), 3.0), ((8192, 8192, 8192), 1587.6)])
+def test_the_prior_is_the_roofline_but_no_less_than_a_launch(fake, sizes, us):
+    fake.run(
+        START
+        + f"""
+row = next(row for row in matmul(*{sizes}).explain(device=DEVICE).engines if row.id == "cudnn_backend:graph@1")
+assert row.basis == "prior" and abs(row.us / {us} - 1) < 0.01, row
+"""
+    )
+
+
 def test_a_runtime_size_that_may_be_0_is_declined(fake):
     fake.run(
         START
