@@ -512,6 +512,21 @@ def ragged(b: Build) -> list[Any]:
     return [out(made, "bfloat16", stride=stride).set_ragged_offset(offsets)]
 
 
+def projected(b: Build) -> list[Any]:
+    """Heads are split off rows of one tensor each, and joined again: views of the operands."""
+    b.graph()
+
+    def heads() -> Any:
+        rows = b.input((BATCH, SEQ, HEADS * DIM))
+        split = b.g.reshape(rows, reshape_mode="LOGICAL", out_dims=(BATCH, SEQ, HEADS, DIM))
+        return b.g.transpose(split, permutation=(0, 2, 1, 3))
+
+    made = b.g.sdpa(q=heads(), k=heads(), v=heads(), attn_scale=0.125, use_causal_mask=True)
+    made = made[0] if isinstance(made, (list, tuple)) else made
+    rows = b.g.transpose(made.set_data_type("bfloat16"), permutation=(0, 2, 1, 3))
+    return [out(b.g.reshape(rows, reshape_mode="LOGICAL", out_dims=(BATCH, SEQ, HEADS * DIM)))]
+
+
 def paged(b: Build) -> list[Any]:
     """One query a sequence against keys in pages of 16."""
     b.graph()
@@ -649,6 +664,7 @@ CASES: list[Case] = [
     Case("sdpa-sink", _attention(extra=_sink), HALF),
     Case("sdpa-scores", _attention(extra=_scores), HALF),
     Case("sdpa-ragged", ragged, HALF, 90),
+    Case("sdpa-projected", projected, HALF),
     Case("sdpa-paged", paged, HALF),
     Case("moe", _moe(), HALF, 90),
     Case("moe-gather", _moe("GATHER", (0, 60, 60, 140)), HALF, 90),
