@@ -17,6 +17,10 @@ Make = Callable[[Build], Any]
 def recorded_graphs() -> Iterator[tuple[str, Any]]:
     for case in CASES:
         yield f"case {case.name}", case.graph()
+    for op, make in plain_ops():
+        build = Build()
+        make(build)
+        yield f"op {op}", build.g
     for (op, what), makes in VARIATIONS.items():
         for kind, make in zip(("base", "changed"), makes, strict=True):
             build = Build()
@@ -235,6 +239,16 @@ def number(value: float) -> Make:
 
 def _clips(op: str, make: Callable[..., Make], name: str, value: float) -> tuple[Make, Make]:
     return make(op=op), make(op=op, **{name: value})
+
+
+def plain_ops() -> Iterator[tuple[str, Make]]:
+    """Every pointwise op by itself."""
+    from cudnn_core._ops._pointwise import ROWS
+
+    for row in ROWS:
+        make = (unary, binary, ternary)[len(row.inputs) - 1]
+        types = {"io": "int8", "compute": "int32"} if row.name.startswith("logical_") else {}
+        yield row.name, make(op=row.name, **types, **({"axis": 1} if row.name == "gen_index" else {}))
 
 
 _PADDED = _sdpa(_lengths())

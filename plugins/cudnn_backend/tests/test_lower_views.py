@@ -41,7 +41,7 @@ def layouts(draw):
     return Layout(tuple(dim), tuple(stride))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(layouts(), st.booleans(), st.integers(1, 3))
 def test_a_frame_walks_the_same_addresses(layout, sort, keep):
     """In the order of the groups' axes."""
@@ -58,7 +58,7 @@ def test_a_frame_walks_the_same_addresses(layout, sort, keep):
         assert (walked == np.transpose(offsets(layout), [*rest, *order]).ravel()).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(layouts(), st.data())
 def test_what_broadcasts_still_broadcasts(layout, data):
     """A second tensor of the same sizes or 1: in the view it meets the same elements."""
@@ -125,7 +125,7 @@ def node(op, given, out_dim, out_stride=None, **attrs):
     return SimpleNamespace(op=op, inputs={"input": source}, outputs={"Y": result}, attrs=attrs)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(layouts(), st.data())
 def test_a_folded_transpose_reads_the_same_elements(layout, data):
     permutation = tuple(data.draw(st.permutations(range(len(layout.dim)))))
@@ -136,7 +136,7 @@ def test_a_folded_transpose_reads_the_same_elements(layout, data):
     assert back == layout
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(layouts(), st.data())
 def test_a_folded_logical_reshape_reads_the_same_elements(layout, data):
     """Or it is not folded, and then a copy is needed: numpy needs one too."""

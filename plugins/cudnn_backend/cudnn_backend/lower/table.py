@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from . import conv, matmul, norm, pointwise, reduction, sdpa, structural
+from . import block_scale, conv, matmul, moe, norm, pointwise, reduction, sdpa, structural
 from .rows import Row
 
 __all__ = ["MISSING", "OPS"]
 
 OPS: dict[str, Row] = {
     name: row
-    for module in (matmul, pointwise, reduction, norm, conv, sdpa, structural)
+    for module in (matmul, pointwise, reduction, norm, conv, sdpa, block_scale, moe, structural)
     for name, row in module.ROWS.items()
 }
 
