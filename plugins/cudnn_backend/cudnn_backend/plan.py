@@ -103,7 +103,7 @@ def restored(
         return DynamicPlan(loaded, graph, config, ctx.device, data)
     with errors.translated():
         target = _empty(loaded, ctx.device)
-        target.deserialize(None, data)
+        target.deserialize(None, list(data))  # 1.31 takes no bytes
     return BackendPlan(loaded, target, graph, ctx.device, choice)
 
 
@@ -234,7 +234,7 @@ class BackendPlan:
     # --- files
     def serialize(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         with errors.translated():
-            data = bytes(self._target.serialize(as_bytes=True))
+            data = bytes(self._target.serialize())  # a list; 1.31 makes no bytes
         return _header(self._loaded, self.choice, None), {"plan": data}
 
 
