@@ -5,7 +5,9 @@ slows all of them. A timing is the mean of as many back-to-back runs of the boun
 on a GPU and ``perf_counter`` on the CPU; the result is the median of the timings.
 
 A record is written by a complete sweep only: every engine that competes for the graph was built and timed with every config as
-often as was asked for, and neither a pin nor the configuration nor the caller left one out (``_tuning``).
+often as was asked for, and neither a pin nor the configuration nor the caller left one out (``_tuning``). Members that an
+engine names on request (``_members``) are timed beside its configs; one that does not build or run is left out, as the engine
+competes without it too.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._errors import CudnnCoreError
+from ._ranking import member_id
 from ._tuning import Sample, TuningRecord, device_facts, store
 
 if TYPE_CHECKING:
@@ -44,21 +47,29 @@ Clock = Callable[[Callable[[], None], int], float]
 
 
 class Competitor(NamedTuple):
-    """An engine with one config; ``prepare`` builds its plan and returns what runs it once."""
+    """An engine with one config; ``prepare`` builds its plan and returns what runs it once. A sweep is complete without those
+    that are ``optional`` and fail."""
 
     id: str
     config: PlanConfig
     prepare: Callable[[], Callable[[], None]]
+    optional: bool = False
 
 
 class Timing(NamedTuple):
-    """What became of one competitor: ``samples_us``, or why there are none in ``failure``."""
+    """What became of one competitor: ``samples_us``, or why there are none in ``failure``; ``counts`` unless an optional one
+    failed."""
 
     id: str
     config: PlanConfig
     samples_us: tuple[float, ...] = ()
     runs: int = 0
     failure: str = ""
+    optional: bool = False
+
+    @property
+    def counts(self) -> bool:
+        return not (self.optional and self.failure)
 
     @property
     def us(self) -> float | None:
@@ -163,9 +174,9 @@ def sweep(
                 del runs[index]
     tell(total, total, "")
     timings = tuple(
-        Timing(item.id, item.config, failure=failures[index])
+        Timing(item.id, item.config, failure=failures[index], optional=item.optional)
         if index in failures
-        else Timing(item.id, item.config, tuple(samples[index]), runs[index][1])
+        else Timing(item.id, item.config, tuple(samples[index]), runs[index][1], optional=item.optional)
         for index, item in enumerate(pool)
     )
     return Sweep(timings, time.perf_counter() - begin, _shortfall(timings, repeats))
@@ -174,6 +185,8 @@ def sweep(
 def _shortfall(timings: tuple[Timing, ...], repeats: int) -> str:
     """Why ``timings`` are incomplete, or ""."""
     for timing in timings:
+        if not timing.counts:
+            continue
         if timing.failure:
             return f"{timing.id}: {timing.failure}"
         if len(timing.samples_us) < repeats:
@@ -225,17 +238,17 @@ def restrictions(found: Survey, only: str | None = None) -> Restrictions:
     An engine that the configuration leaves out counts if its manifest admits the graph: then it might have won. A plugin
     that is denied is not asked; its manifest is data.
     """
-    from ._candidates import pin_rule
+    from ._candidates import member_name, pin_rule
     from ._filter import filter_graph
 
     request = found.request
     assert request is not None
     rule = pin_rule(request)
     pinned = f"rule at {rule.origin}" if rule is not None else ""
-    for item in found.ranked:
-        forced = request.config.knobs_for(item.candidate.entry.spec.short_id)
+    for entry in found.entries:
+        forced = request.config.knobs_for(member_name(entry, entry.config.variant))
         for knob, (_, origin) in forced.items():
-            pinned = pinned or f"knob {knob} of {item.id} at {origin}"
+            pinned = pinned or f"knob {knob} of {member_id(entry.config)} at {origin}"
     if only:
         return Restrictions(pinned, f"--engine {only}")
     specs: Mapping[str, Any] = {entry.id: entry.spec for entry in request.registry.engines}

@@ -25,7 +25,8 @@ from ._guard import attempt, notify, report
 from ._hooks import message_of
 from ._locks import ForkLock
 from ._plan import Plan
-from ._protocol import as_compiled
+from ._protocol import as_compiled, as_variant
+from ._ranking import member_id
 from ._records import EngineBroken
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def build_config(request: Request, engine: EngineEntry, config: PlanConfig) -> C
 
     def build() -> CompiledPlan:
         return compiled_by(
-            request, engine, "build_plan", lambda: instance.build_plan(request.graph, config, request.building)
+            request, engine, config, "build_plan", lambda: instance.build_plan(request.graph, config, request.building)
         )
 
     try:
@@ -163,15 +164,25 @@ def build_config(request: Request, engine: EngineEntry, config: PlanConfig) -> C
     except BuildError as error:
         text = message_of(error)
         decline = (
-            error.decline if isinstance(error.decline, Decline) else Decline("build.failed", engine.id, actual=text)
+            error.decline
+            if isinstance(error.decline, Decline)
+            else Decline("build.failed", member_id(config), actual=text)
         )
         notify(request, engine, "build_plan", decline, "".join(traceback.format_exception(error)))
         raise BuildError(text, decline=decline) from error
 
 
-def compiled_by(request: Request, engine: EngineEntry, stage: str, call: Callable[[], CompiledPlan]) -> CompiledPlan:
-    """What ``call``, an engine's ``build_plan`` or ``load_plan``, makes. Raises EngineBroken or BuildError."""
-    return attempt(request, engine, stage, lambda: as_compiled(call(), engine.id), passing=(BuildError,))
+def compiled_by(
+    request: Request, engine: EngineEntry, config: PlanConfig, stage: str, call: Callable[[], CompiledPlan]
+) -> CompiledPlan:
+    """What ``call``, an engine's ``build_plan`` or ``load_plan``, makes of ``config``. Raises EngineBroken or BuildError."""
+    spec = engine.spec
+    assert spec is not None
+
+    def checked() -> CompiledPlan:
+        return as_variant(as_compiled(call(), engine.id), spec, config.variant)
+
+    return attempt(request, engine, stage, checked, passing=(BuildError,))
 
 
 def finish(

@@ -37,11 +37,13 @@ __all__ = [
     "examine",
     "is_strict",
     "matching_rules",
+    "member_name",
     "names_engine",
     "not_buildable",
     "notes_of",
     "pin_rule",
     "variant_declines",
+    "with_knobs",
 ]
 
 
@@ -245,6 +247,18 @@ def _pinned_elsewhere(request: Request, short_id: str) -> list[Decline]:
     return [Decline("config.pinned_elsewhere", short_id, expected=rule.use, hint=rule.reason, origin=rule.origin)]
 
 
+def _pinned_variant(request: Request, spec: EngineSpec) -> str:
+    """The member of the engine that the pin names, listed by the engine or not; "" for none, and for a glob of members."""
+    rule = pin_rule(request)
+    variant = rule.use.partition("/")[2] if rule is not None else ""
+    if not variant or rule is None or not spec.variants:
+        return ""
+    from ._config._grammar import is_exact
+
+    named = is_exact(variant) and spec.has_variant(variant) and rule.pins(member_name(spec, variant))
+    return variant if named else ""
+
+
 def _avoided(rule: Rule, short_id: str) -> Decline:
     return Decline("config.avoided", short_id, hint=rule.reason, origin=rule.origin)
 
@@ -253,9 +267,14 @@ def notes_of(spec: Any, support: Support) -> frozenset[str]:
     return frozenset(spec.notes if support.notes is None else support.notes)
 
 
+def member_name(spec: Any, variant: str) -> str:
+    """``plugin:engine[/variant]``, as configuration names it."""
+    return f"{spec.short_id}/{variant}" if variant else str(spec.short_id)
+
+
 def variant_declines(request: Request, spec: EngineSpec, variant: str) -> list[Decline]:
     """Why the configuration keeps a member of a family of engines out."""
-    member = f"{spec.short_id}/{variant}"
+    member = member_name(spec, variant)
     return [
         *request.config.engine_declines(member, spec.maturity),
         *(_avoided(rule, member) for rule in request.rules if rule.avoids(member)),
@@ -266,26 +285,40 @@ def variant_declines(request: Request, spec: EngineSpec, variant: str) -> list[D
 def _configs(
     request: Request, spec: EngineSpec, support: Support
 ) -> tuple[tuple[PlanConfig, ...], tuple[Decline, ...]]:
-    """(the engine's configs with complete knobs, why variants were left out); configured knobs win over the engine's."""
+    """(the engine's configs with complete knobs, why others were left out); configured knobs win over the engine's.
+
+    A pinned variant competes for its engine, also one that the engine did not list: whether it exists is for build_plan to say.
+    """
     rule = pin_rule(request)
+    offered = support.configs
+    wanted = _pinned_variant(request, spec)
+    if wanted and all(config.variant != wanted for config in offered):
+        offered = (PlanConfig(spec.id, {}, wanted), *offered)
     made: list[PlanConfig] = []
     barred: list[Decline] = []
-    for config in support.configs:
-        member = f"{spec.short_id}/{config.variant}" if config.variant else spec.short_id
+    for config in offered:
         if config.variant:
             reasons = variant_declines(request, spec, config.variant)
-            if reasons:
-                barred += [reason for reason in reasons if reason not in barred]
-                continue
-        forced = {name: value for name, (value, _) in request.config.knobs_for(member).items()}
-        if rule is not None and rule.pins(member):
-            forced.update(rule.knobs)
-        full = PlanConfig(spec.id, spec.complete_knobs({**config.knobs, **forced}), config.variant)
+        else:
+            reasons = _pinned_elsewhere(request, spec.short_id)
+        if reasons:
+            barred += [reason for reason in reasons if reason not in barred]
+            continue
+        full = with_knobs(request, spec, config)
         if full not in made:
             made.append(full)
-    if rule is not None:  # a pinned variant competes for its engine
-        made.sort(key=lambda config: not (config.variant and rule.pins(f"{spec.short_id}/{config.variant}")))
+    if rule is not None:
+        made.sort(key=lambda config: not (config.variant and rule.pins(member_name(spec, config.variant))))
     return tuple(made), tuple(barred)
+
+
+def with_knobs(request: Request, spec: EngineSpec, config: PlanConfig) -> PlanConfig:
+    """``config`` with the configured knobs over its own, complete. Raises KnobError."""
+    member, rule = member_name(spec, config.variant), pin_rule(request)
+    forced = {name: value for name, (value, _) in request.config.knobs_for(member).items()}
+    if rule is not None and rule.pins(member):
+        forced.update(rule.knobs)
+    return PlanConfig(spec.id, spec.complete_knobs({**config.knobs, **forced}), config.variant)
 
 
 def _estimate(request: Request, engine: Engine, config: PlanConfig) -> Estimate | None:

@@ -195,6 +195,8 @@ class CompiledPlan(Protocol):
 
     workspace_size  bytes that the caller must give, aligned to 256; the maximum over all sizes
     artifacts       of engines that compile kernels; may be left out
+    variant         of engines whose manifest has ``variants``, where the config left the member open: the one that the plan is, or
+                    "" if it is not one alone; may be left out
 
     Optional methods: ``bind(layout)`` returns a callable ``(pointers, workspace, stream)`` for operands of exactly this
     layout, the fast path (without it the core wraps ``execute``); ``serialize()`` returns a JSON-able header and named
@@ -213,8 +215,14 @@ class CompiledPlan(Protocol):
 class Engine(Protocol):
     """What a manifest's ``factory`` makes.
 
-    Optional methods: ``estimate(graph, config, ctx) -> Estimate | None`` and
-    ``load_plan(header, payloads, graph, ctx) -> CompiledPlan``.
+    Optional methods: ``estimate(graph, config, ctx) -> Estimate | None``,
+    ``load_plan(header, payloads, graph, ctx) -> CompiledPlan`` and, of an engine whose manifest has ``variants``,
+    ``members(graph, ctx, limit=8) -> tuple[PlanConfig, ...]``: up to ``limit`` configs with a variant, best first, that
+    ``check_support`` does not list because that takes more than tables. Whoever times engines asks, and only then
+    (``cudnn-core bench``); sizes are fixed to the hint, as in ``estimate``. It may import, open libraries and ask the driver.
+    BuildError says why there are none; any other exception costs the members and not the engine. A variant may reach
+    ``build_plan`` and ``estimate`` without having been listed: a configuration or a call can name any that the manifest
+    admits.
     """
 
     def check_support(self, graph: FrozenGraph, ctx: ExecutionContext) -> Support | Declined: ...

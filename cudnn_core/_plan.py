@@ -39,6 +39,8 @@ class Plan:
     """An immutable plan that may run from many threads and streams.
 
     engine          "plugin:engine@revision"; ``knobs`` and ``variant`` complete the choice
+    variant         the member of an engine with variants: the config's, else what the compiled plan says the engine chose, else
+                    "". ``config`` is what was chosen from, and what a replay asks for
     decision        why this engine, and why no other one
     device          the DeviceInfo that it was built for
     operands        what ``execute`` needs, in canonical order
@@ -114,7 +116,7 @@ class Plan:
 
     @property
     def variant(self) -> str:
-        return self.config.variant
+        return self.config.variant or getattr(self._compiled, "variant", "")
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -125,7 +127,8 @@ class Plan:
         return tuple(getattr(self._compiled, "artifacts", ()) or ())
 
     def __repr__(self) -> str:
-        return f"<Plan {self.config.engine} for {self.graph.key[:12]} on {self.device.device_name or self.device.type}>"
+        member = f"{self.engine}/{self.variant}" if self.variant else self.engine
+        return f"<Plan {member} for {self.graph.key[:12]} on {self.device.device_name or self.device.type}>"
 
     # --- running
     def execute(

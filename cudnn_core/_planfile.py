@@ -81,7 +81,7 @@ def to_bytes(plan: Plan, *, payloads: bool = True) -> bytes:
         "graph_key": plan.graph.key,
         "engine": plan.engine,
         "knobs": plain(plan.knobs),
-        "variant": plan.variant,
+        "variant": plan.config.variant,
         "dist": row.dist if row else "",
         "version": row.version if row else "",
         "device": plan.device.to_dict(),
@@ -190,7 +190,7 @@ def _compiled(
     enforce_precompiled: bool,
 ) -> tuple[CompiledPlan, PlanConfig]:
     from ._building import build_config, compiled_by
-    from ._candidates import Filters, Request, examine
+    from ._candidates import Filters, Request, examine, variant_declines
     from ._config import current as current_config
     from ._guard import report
     from ._ranking import Candidate
@@ -201,10 +201,11 @@ def _compiled(
     name = header["engine"]
     try:
         entry = registry.get(name)
-        assert entry.spec is not None
-        if not entry.spec.has_variant(header["variant"]):
+        spec = entry.spec
+        assert spec is not None
+        if not spec.has_variant(header["variant"]):
             raise BuildError(f"engine {name} has no variant {header['variant']!r}")
-        config = PlanConfig(entry.spec.id, entry.spec.complete_knobs(header["knobs"]), header["variant"])
+        config = PlanConfig(spec.id, spec.complete_knobs(header["knobs"]), header["variant"])
     except BuildError:
         raise
     except CudnnCoreError as error:
@@ -216,23 +217,33 @@ def _compiled(
     found = examine(request, entry)
     if not isinstance(found, Candidate):
         raise BuildError(f"engine {name} can't run the plan's graph here: " + "; ".join(map(str, found.reasons)))
+
+    def allowed(variant: str) -> None:
+        barred = variant_declines(request, spec, variant) if variant else ()
+        if barred:
+            raise BuildError(f"the plan is of {name}/{variant}: " + "; ".join(map(str, barred)), decline=barred[0])
+
+    allowed(config.variant)
     load_plan = getattr(entry.instance(), "load_plan", None)
     if header["engine_header"] is not None and trust and load_plan is not None:
         try:
-            loaded = compiled_by(
+            compiled = compiled_by(
                 request,
                 entry,
+                config,
                 "load_plan",
                 lambda: load_plan(header["engine_header"], parts, frozen, request.building),
             )
         except EngineBroken as broken:
             report(request, entry, broken)
             raise BuildError(f"engine {name} could not load its payloads: {broken.decline}") from broken
-        return loaded, config
-    if enforce_precompiled:
+    elif enforce_precompiled:
         why = "trust=True is needed for native payloads" if parts and load_plan else "the plan has no compiled payloads"
         raise BuildError(f"enforce_precompiled: {why}")
-    return build_config(request, entry, config), config
+    else:
+        compiled = build_config(request, entry, config)
+    allowed(config.variant or getattr(compiled, "variant", ""))
+    return compiled, config
 
 
 def _unavailable(header: Mapping[str, Any], error: CudnnCoreError, registry: Registry) -> str:

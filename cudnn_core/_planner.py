@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._arguments import as_int, as_mapping
@@ -19,10 +20,12 @@ from ._candidates import (
     collect,
     is_strict,
     matching_rules,
+    member_name,
     not_buildable,
     notes_of,
     pin_rule,
     variant_declines,
+    with_knobs,
 )
 from ._decision import Decision, EngineDecision, nearest_decline, nearest_miss
 from ._declines import Decline
@@ -127,14 +130,34 @@ class Survey:
         if found is None or reasons:
             text = "; ".join(map(str, reasons))
             raise NoEngineError(f"{engine_id} can't run the graph like this: {text}", self.decision())
-        base = dict(found.config.knobs) if knobs is None else {}
-        complete = spec.complete_knobs({**base, **(knobs or {})})
-        config = PlanConfig(spec.id, complete, variant or found.config.variant)
+        if knobs is not None:
+            own = any(not config.variant for config in found.configs)
+            variant = variant or ("" if own else found.config.variant)
+            return self.place(found, PlanConfig(spec.id, spec.complete_knobs(knobs), variant))
+        listed = (found.config, *found.configs)
+        config = next((config for config in listed if not variant or config.variant == variant), None)
+        return self.place(found, config or with_knobs(request, spec, PlanConfig(spec.id, {}, variant)))
+
+    def place(self, candidate: Candidate, config: PlanConfig) -> int:
+        """The index of the entry of an engine that can run the graph with ``config``, added if it is not in the list."""
         for index, entry in enumerate(self.entries):
             if entry.config == config:
                 return index
-        self.entries.append(_entry(found, config))
+        self.entries.append(_entry(candidate, config))
         return len(self.entries) - 1
+
+    def check_built(self, index: int, plan: Plan) -> None:
+        """BuildError for what only the built plan of an entry could show: a workspace beyond a limit, a member of its family
+        that the configuration keeps out."""
+        request, entry = self.request, self.entries[index]
+        assert request is not None
+        assert entry.engine is not None
+        assert entry.engine.spec is not None
+        chosen = plan.variant if not entry.config.variant else ""
+        found = variant_declines(request, entry.engine.spec, chosen) if chosen else []
+        found += request._replace(filters=self.filters).declines(entry.notes, plan.engine_workspace_size)
+        if found:
+            raise BuildError(f"{self.name(index)}: {'; '.join(map(str, found))}", decline=found[0])
 
     def decision(self) -> Decision:
         """The record as it stands now."""
@@ -277,8 +300,19 @@ def _rank(request: Request, fixed: FrozenGraph, candidates: list[Candidate]) -> 
 
     roofline = roofline_us(fixed.facts(graph_cost), request.device)
     record = tuning_record(request.graph.key, request.device)
+    usable = None
+    if record is not None:
+        from ._members import measured_config
+
+        usable = partial(measured_config, request)
     ranked = rank(
-        candidates, request.config, request.device, roofline=roofline, record=record, sizes=dict(request.sizes)
+        candidates,
+        request.config,
+        request.device,
+        roofline=roofline,
+        record=record,
+        sizes=dict(request.sizes),
+        usable=usable,
     )
     rule = pin_rule(request)
     if rule is not None:
@@ -290,9 +324,7 @@ def _rank(request: Request, fixed: FrozenGraph, candidates: list[Candidate]) -> 
 
 
 def _member(item: Ranked) -> str:
-    """``plugin:engine[/variant]``, as configuration names it."""
-    short_id, variant = item.candidate.entry.spec.short_id, item.candidate.config.variant
-    return f"{short_id}/{variant}" if variant else short_id
+    return member_name(item.candidate.entry.spec, item.candidate.config.variant)
 
 
 def tuning_record(graph_key: str, device: DeviceInfo) -> Any:
@@ -356,9 +388,7 @@ def build_entry(found: Survey, index: int, bindings: Mapping[int, object], keys:
         found.selected = entry.config
         decision = found.decision()
         plan = finish(request.graph, compiled, entry.config, decision, request.device, request.handle, bindings, keys)
-        limits = request._replace(filters=found.filters).declines(entry.notes, plan.engine_workspace_size)
-        if limits:
-            raise BuildError(f"{found.name(index)}: {'; '.join(map(str, limits))}", decline=limits[0])
+        found.check_built(index, plan)
     except BuildError as error:
         found.selected = before
         decline = error.decline or Decline("build.failed", entry.id, actual=str(error))
@@ -367,17 +397,18 @@ def build_entry(found: Survey, index: int, bindings: Mapping[int, object], keys:
             known.append(decline)
         raise
     found.entries[index] = entry._replace(workspace=plan.engine_workspace_size)
-    _announce(request, entry, decision)
+    _announce(request, entry, plan)
     return plan
 
 
 _warned: set[str] = set()
 
 
-def _announce(request: Request, entry: Entry, decision: Decision) -> None:
+def _announce(request: Request, entry: Entry, plan: Plan) -> None:
     from ._hooks import call_isolated
 
-    _log.info("graph %s on %s: %s", request.graph.key[:12], request.device.device_name, entry.id)
+    decision, member = plan.decision, member_id(plan.config._replace(variant=plan.variant))
+    _log.info("graph %s on %s: %s", request.graph.key[:12], request.device.device_name, member)
     assert entry.engine is not None
     assert entry.engine.spec is not None
     if entry.engine.spec.tier == "reference" and request.device.type == "cuda" and entry.id not in _warned:

@@ -22,7 +22,7 @@ from ._hooks import short_repr
 if TYPE_CHECKING:
     from ._manifest import EngineSpec
 
-__all__ = ["ProtocolError", "as_compiled", "as_estimate", "as_verdict"]
+__all__ = ["ProtocolError", "as_compiled", "as_estimate", "as_members", "as_variant", "as_verdict"]
 
 _OPTIONAL_METHODS = ("bind", "host_arguments", "serialize")
 
@@ -52,6 +52,30 @@ def as_verdict(verdict: Any, spec: EngineSpec) -> Support | Declined:
             raise ProtocolError(f"notes {short_repr(notes)}, which is no set of strings")
         notes = frozenset(notes)
     return Support(configs, workspace, notes)
+
+
+def as_members(answer: Any, spec: EngineSpec, limit: int) -> tuple[PlanConfig, ...]:
+    """The answer of ``members``: at most ``limit`` configs, each of a variant."""
+    if not isinstance(answer, tuple):
+        raise ProtocolError(f"{short_repr(answer)}, which is no tuple of configs")
+    if len(answer) > limit:
+        raise ProtocolError(f"{len(answer)} configs, where at most {limit} were asked for")
+    members = tuple(_config(config, spec) for config in answer)
+    if not all(config.variant for config in members):
+        raise ProtocolError("a config without a variant, which is no member")
+    return members
+
+
+def as_variant(compiled: CompiledPlan, spec: EngineSpec, asked: str) -> CompiledPlan:
+    """``compiled``, whose ``variant``, if it has one, is a member of the engine, and the one that was ``asked`` for."""
+    told = getattr(compiled, "variant", "")
+    if not isinstance(told, str) or not spec.has_variant(told):
+        raise BuildError(
+            f"engine {spec.id} returned a plan with variant {short_repr(told)}, which the manifest does not declare"
+        )
+    if told and asked and told != asked:
+        raise BuildError(f"engine {spec.id} returned a plan of {told}, asked for {asked}")
+    return compiled
 
 
 def as_estimate(answer: Any) -> Estimate | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ._device import DeviceInfo
     from ._tuning import Sample, TuningRecord
 
-__all__ = ["Candidate", "Ranked", "calibration_error", "member_id", "rank", "time_bucket"]
+__all__ = ["Candidate", "Ranked", "calibration_error", "member_id", "offered", "rank", "time_bucket"]
 
 # Times within this fraction of each other tie, and the rest of the key decides.
 BUCKET = 0.05
@@ -83,14 +83,16 @@ def rank(
     roofline: float | None = None,
     record: TuningRecord | None = None,
     sizes: dict[str, int] | None = None,
+    usable: Callable[[Candidate, PlanConfig], PlanConfig | None] | None = None,
 ) -> list[Ranked]:
     """The candidates, best first.
 
     ``config`` answers ``order_index(short engine id)``; ``roofline`` is in microseconds; ``record`` counts only if it covers
-    every candidate at these runtime ``sizes``.
+    every candidate at these runtime ``sizes``. ``usable`` gives the config that a measured one stands for now, or None; by
+    default those that the candidates offer are (``offered``).
     """
     pool = list(candidates)
-    measured = _measured(pool, record, sizes or {})
+    measured = _measured(pool, record, sizes or {}, usable or offered)
     ranked = []
     for index, candidate in enumerate(pool):
         trusted = _calibrated(candidate, device)
@@ -178,11 +180,14 @@ def _is_time(us: object) -> bool:
 
 
 def _measured(
-    pool: list[Candidate], record: TuningRecord | None, sizes: dict[str, int]
+    pool: list[Candidate],
+    record: TuningRecord | None,
+    sizes: dict[str, int],
+    usable: Callable[[Candidate, PlanConfig], PlanConfig | None],
 ) -> list[tuple[Sample, PlanConfig]] | None:
     """The latest sample and its config for each candidate; None unless every candidate has one that may still run.
 
-    A sample whose best config is no longer on offer (other knobs are pinned, another plugin version) measured something
+    A sample whose best config may no longer run (other knobs are pinned, another plugin version) measured something
     else, so it counts as never taken.
     """
     if record is None:
@@ -192,12 +197,16 @@ def _measured(
         sample = record.best(candidate.config.engine, sizes, candidate.entry.environment())
         if sample is None:
             return None
-        offered = candidate.configs or (candidate.config,)
-        used = next((config for config in offered if _same(config, sample.config)), None)
+        used = usable(candidate, sample.config)
         if used is None:
             return None
         found.append((sample, used))
     return found
+
+
+def offered(candidate: Candidate, config: PlanConfig) -> PlanConfig | None:
+    """The config that the candidate offers and that is ``config``, or None."""
+    return next((item for item in candidate.configs or (candidate.config,) if _same(item, config)), None)
 
 
 def _same(a: PlanConfig, b: PlanConfig) -> bool:

@@ -136,6 +136,13 @@ def _bench(verbs: Any) -> None:
         help="seconds for the timings, without builds (default: 60)",
     )
     verb.add_argument("--engine", metavar="GLOB", help="only these engines; such a run writes no record")
+    verb.add_argument(
+        "--members",
+        type=_count,
+        default=8,
+        metavar="N",
+        help="of each engine with variants, time up to N further members that it proposes (default: 8)",
+    )
     verb.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
     verb.add_argument("--no-record", action="store_true", help="print the times and write nothing")
 
@@ -199,4 +206,11 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
     return value

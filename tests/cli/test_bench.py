@@ -9,6 +9,8 @@ from cudnn_core import PlanConfig, _bench
 from cudnn_core._registry import EngineEntry
 from cudnn_core._tuning import device_facts, load
 
+from .conftest import AddEngine, AddPlan
+
 FAST = ("--repeats", "3", "--warmup", "1")
 # By its manifest the slow engine is the better one.
 SLOW = {"delay": 0.003, "efficiency": 0.8}
@@ -154,6 +156,145 @@ def test_no_engine_and_no_device(cli, graph_file, engines):
         assert cli("bench", graph_file(), "--device", "H200")[0] == 3
 
 
+# --- members of an engine, which it names on request
+class Family(AddEngine):
+    """Its own choice takes 2 ms a unit of its knob, member N that divided by N + 1; eng9 does not build."""
+
+    answer: object = ()
+    asked = 0
+    told = ""
+
+    def members(self, graph, ctx, limit=8):
+        type(self).asked += 1
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return tuple(PlanConfig("", {}, variant) for variant in self.answer)[:limit]
+
+    def build_plan(self, graph, config, ctx):
+        if config.variant == "eng9":
+            raise cudnn_core.BuildError("eng9 is not for this graph")
+        plan = AddPlan(graph, 0.002 * config.knobs["slow"] / (1 + int(config.variant[3:] or 0)), 0.0)
+        plan.variant = config.variant or self.told
+        return plan
+
+
+def family(*answer, **fields):
+    """The fields of an engine whose members are ``answer``, or that raises it."""
+    knobs = {"slow": {"type": "int", "choices": [1, 2]}}
+    given = answer[0] if answer and isinstance(answer[0], BaseException) else answer
+    base = type("F", (Family,), {"answer": given, **fields})
+    return {"base": base, "variants": "eng[0-9]+", "efficiency": 0.1, "knobs": knobs}
+
+
+def timed(document):
+    return {row["id"]: row["failure"] for row in document["timings"]}
+
+
+def test_members_are_timed_and_the_best_is_used_until_a_further_engine_is_installed(cli, cli_json, graph_file, engines):
+    file = graph_file()
+    fields = family("eng1", "eng7")
+    with engines(slow=SLOW, fam=fields):
+        code, document = cli_json("bench", file, *FAST)
+        assert (code, document["recorded"], document["members_left_out"]) == (0, True, {})
+        assert timed(document) == dict.fromkeys(["slow:add@1", "fam:add@1", "fam:add@1/eng1", "fam:add@1/eng7"])
+        assert cli("bench", file, *FAST)[1].splitlines()[2].startswith("fam:add@1/eng7[slow=1]")
+        asked = fields["base"].asked
+        assert explained(file) == ("fam:add@1/eng7", "measured")
+        assert cudnn_core.Graph.from_json(file.read_text()).plan(device="cpu").variant == "eng7"
+        assert fields["base"].asked == asked  # on request only
+        with cudnn_core.configure(disable=["fam:add/eng7"]):
+            assert explained(file) == ("slow:add@1", "prior")
+        with cudnn_core.configure(disable=["fam:add/eng1"]):
+            assert explained(file) == ("fam:add@1/eng7", "measured")
+    with engines(slow=SLOW, fam=family(), third={"efficiency": 0.05}):
+        assert explained(file) == ("slow:add@1", "prior")
+    with engines(slow=SLOW, fam={**family(), "revision": 2}):
+        assert explained(file) == ("slow:add@1", "prior")
+
+
+def test_a_member_that_does_not_build_is_shown_and_keeps_no_record_from_being_written(
+    cli, cli_json, graph_file, engines
+):
+    file = graph_file()
+    with engines(fam=family("eng9", "eng1")):
+        code, document = cli_json("bench", file, *FAST)
+        assert (code, document["recorded"]) == (0, True)
+        assert timed(document)["fam:add@1/eng9"] == "eng9 is not for this graph"
+        assert "failed: eng9 is not for this graph" in cli("bench", file, *FAST)[1]
+        assert explained(file) == ("fam:add@1/eng1", "measured")
+
+
+def test_a_member_of_the_record_that_no_longer_builds_gives_way_to_what_does(cli_json, graph_file, engines):
+    file = graph_file()
+    with engines(fam=family("eng1")):
+        assert cli_json("bench", file, *FAST)[1]["recorded"]
+
+    def build_plan(self, graph, config, ctx):
+        if config.variant:
+            raise cudnn_core.BuildError("no longer")
+        return AddPlan(graph, 0.0, 0.0)
+
+    with engines(fam=family(build_plan=build_plan)):
+        assert explained(file)[0] == "fam:add@1/eng1"
+        code, document = cli_json("bench", file, *FAST)
+        assert (code, document["recorded"]) == (0, True)
+        assert timed(document) == {"fam:add@1/eng1": "no longer", "fam:add@1": None}
+        assert explained(file) == ("fam:add@1", "measured")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(cudnn_core.BuildError("no heuristics"), "no heuristics"), (ValueError("boom"), "boom")]
+)
+def test_an_engine_whose_members_can_not_be_had_is_timed_without_them(cli, cli_json, graph_file, engines, answer, why):
+    file = graph_file()
+    with engines(fam=family(answer)):
+        code, document = cli_json("bench", file, *FAST)
+        assert (code, document["recorded"], list(timed(document))) == (0, True, ["fam:add@1"])
+        assert why in document["members_left_out"]["fam:add@1"][0]
+        assert "members of fam:add@1 left out: " in cli("bench", file, *FAST)[1]
+        assert explained(file) == ("fam:add@1", "measured")
+
+
+def test_how_many_and_which_members_are_timed(cli_json, graph_file, engines):
+    file = graph_file()
+    fields = family("eng1", "eng2", "eng7")
+    with engines(quick=QUICK, fam=fields):
+        assert set(timed(cli_json("bench", file, *FAST, "--members", "1")[1])) == {
+            "quick:add@1",
+            "fam:add@1",
+            "fam:add@1/eng1",
+        }
+        assert len(timed(cli_json("bench", file, *FAST, "--engine", "fam:add")[1])) == 4
+        assert list(timed(cli_json("bench", file, *FAST, "--engine", "fam:add/eng[27]")[1])) == [
+            "fam:add@1/eng2",
+            "fam:add@1/eng7",
+        ]
+        asked = fields["base"].asked
+        # The member that the record of the first run names is timed again in any case.
+        assert set(timed(cli_json("bench", file, *FAST, "--members", "0")[1])) == {
+            "quick:add@1",
+            "fam:add@1",
+            "fam:add@1/eng1",
+        }
+        assert list(timed(cli_json("bench", file, *FAST, "--engine", "quick:*")[1])) == ["quick:add@1"]
+        assert fields["base"].asked == asked
+
+
+def test_knobs_of_a_member_pin_the_run(cli_json, graph_file, engines):
+    file = graph_file()
+    with engines(fam=family("eng1")), cudnn_core.configure(knobs={"fam:add/eng1": {"slow": 2}}):
+        document = cli_json("bench", file, *FAST)[1]
+    assert "knob slow of fam:add@1/eng1 at configure()" in document["not_recorded_because"]
+
+
+def test_bench_refuses_what_a_plan_would_refuse_once_built(cli_json, graph_file, engines):
+    file = graph_file()
+    with engines(quick=QUICK, fam=family(told="eng3")), cudnn_core.configure(disable=["fam:add/eng3"]):
+        code, document = cli_json("bench", file, *FAST)
+    assert (code, document["recorded"]) == (1, False)
+    assert "config.disabled fam:add/eng3" in timed(document)["fam:add@1"]
+
+
 # --- the sweep itself, by a clock that reads what a run says
 class Clock:
     """A run adds its seconds to ``now``; drift makes every later run slower."""
@@ -187,6 +328,15 @@ def test_the_median_is_a_run_and_short_runs_are_batched():
     assert [timing.us for timing in done.timings] == [pytest.approx(2.0), pytest.approx(1e4)]
     assert [timing.runs for timing in done.timings] == [500, 1]
     assert [len(timing.samples_us) for timing in done.timings] == [5, 5]
+
+
+def test_a_sweep_is_complete_without_an_optional_competitor_that_fails_but_not_without_its_timings():
+    optional = competitor("b", 1.0, fail_at=4)._replace(optional=True)
+    done = _bench.sweep([competitor("a", 1.0), optional], Clock(), repeats=4, warmup=1)
+    assert [timing.failure for timing in done.timings] == ["", "RuntimeError: b broke"]
+    assert done.complete
+    short = done.timings[0]._replace(id="c", samples_us=(1.0,), optional=True)
+    assert "c: 1 of 4" in _bench._shortfall((*done.timings, short), 4)
 
 
 def test_competitors_take_turns():
