@@ -122,7 +122,7 @@ class Ours:
         block = (ctypes.c_uint64 * len(self._pointers))(*self._pointers)
         address, count = ctypes.addressof(block), len(block)
         self.run()
-        raw = _raw_handle(compiled)
+        raw = compiled._mine.held.raw
         execute, workspace = target._execute_with_raw_ptrs, self._workspace
 
         def call() -> None:
@@ -131,13 +131,6 @@ class Ours:
             block  # noqa: B018  kept alive
 
         return call
-
-
-def _raw_handle(compiled: Any) -> int:
-    from cudnn_backend import handles, library
-
-    raw: int = handles.per_thread(library.load(), compiled._ordinal).held.raw
-    return raw
 
 
 def _pinned(graph: Any, choice: tuple[int, dict[str, int]] | None) -> Any:
