@@ -116,11 +116,7 @@ def _memory(index: int) -> tuple[int, int]:
 
 
 def _needs_graph_note(job: Job, plan: Plan) -> None:
-    found = job.kit.candidate(job.entry, job.case, job.device)
-    assert not isinstance(found, Declined)
-    assert job.entry.spec is not None
-    notes = job.entry.spec.notes if found.support.notes is None else found.support.notes
-    if "cuda_graph" not in {note.lower() for note in notes}:
+    if "cuda_graph" not in job.notes():
         pytest.skip(f"{job.entry.id} does not claim cuda_graph for {job.case.name}")
 
 

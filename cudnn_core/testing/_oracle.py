@@ -4,6 +4,8 @@ The error model (running error analysis, to first order with a margin). Let u be
 (2**-24 for float32; 0 for integers) and e the bound that an input carries (0 for graph inputs, which are exact).
 
   sum of n products    e(C) = n 2u sum|a||b| + sum(|a| e(b) + e(a) |b| + e(a) e(b))    (2u: tensor cores truncate)
+    of 8-bit floats    with the note reduced_precision_reduction: plus ceil(n / 32) 33 2**-13 (max|a| max|b| + |C|), with the largest
+                       |a| and |b| of the sum (of a row and a column)
   sum of n terms       e    = n 2u sum|x| + sum e(x)
   function f           e    = |f(x +- d) - f(x)| + 4u (|f(x)| + s(x)), d = e(x) + 4u |x| + the smallest normal number (flushing
                        subnormals is allowed); s is the size of what f cancels internally. Exact functions: d = e(x), no 4u.
@@ -15,23 +17,30 @@ The error model (running error analysis, to first order with a margin). Let u be
   virtual tensor       plus half the spacing of its declared type, whether the engine rounds there or not
   output               plus half the spacing of its type around the exact value, and that is the tolerance
 
+The note. One fp8 wgmma of Hopper adds 32 products to the accumulator: it aligns these 33 addends to the largest exponent among
+them and keeps about 13 bits behind the leading one. Each addend loses up to 2**-13 of the largest, which is a product or what has
+been summed; taking partial sums in float32 between the instructions (promotion) removes none of it. That 33 addends are never all
+cut by a whole unit covers partial sums that are larger than their result. Only operands that the graph declares as 8-bit floats
+count, and only for engines that state the note for the graph: to all others the first rule applies.
+
 Functions take ``Val`` (value, bound) by port. ``_oracle_blocks`` has the larger ops. Imported by the kit's run phase.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .._enums import numerical_note
 from ._codec import FORMATS, decode, encode, half_spacing
 
 if TYPE_CHECKING:
     from .._graph._frozen import FrozenGraph
 
-__all__ = ["RULES", "Context", "Val", "evaluate", "product_error"]
+__all__ = ["RULES", "Context", "Val", "evaluate", "largest_product", "product_error"]
 
 Array = Any  # of numpy
 
@@ -44,20 +53,35 @@ class Val(NamedTuple):
 
 
 class Context(NamedTuple):
-    """``u``: unit roundoff of the node's arithmetic; ``tiny``: its smallest normal number."""
+    """``u``: unit roundoff of the node's arithmetic; ``tiny``: its smallest normal number; ``reduced``: sums of products of
+    8-bit floats are those of the note."""
 
     u: float
     tiny: float
+    reduced: bool = False
+
+    def reduces(self, *operands: Any) -> bool:
+        """Whether sums of products of these tensors of the graph are."""
+        return self.reduced and all(str(operand.dtype) in _REDUCED_TYPES for operand in operands)
+
+
+_REDUCED = str(numerical_note.REDUCED_PRECISION_REDUCTION).lower()
+_REDUCED_TYPES = ("fp8_e4m3", "fp8_e5m2")
+_REDUCED_K, _REDUCED_BITS = 32, 13  # of one instruction; kept behind the leading one
 
 
 Rule = Callable[[Any, Mapping[str, Any], Context], dict[str, Val]]
 RULES: dict[str, Rule] = {}
 
 
-def evaluate(graph: FrozenGraph, inputs: Mapping[int, Array]) -> dict[int, Val]:
-    """Every tensor of a graph of fixed sizes by index, from the codes of its inputs. KeyError for an op without a rule."""
+def evaluate(graph: FrozenGraph, inputs: Mapping[int, Array], notes: Iterable[str] = ()) -> dict[int, Val]:
+    """Every tensor of a graph of fixed sizes by index, from the codes of its inputs. KeyError for an op without a rule.
+
+    notes  what the engine states of its plans of this graph, in any case
+    """
     from . import _oracle_blocks  # noqa: F401  fills RULES
 
+    reduced = _REDUCED in {note.lower() for note in notes}
     known: dict[int, Val] = {}
     for tensor in graph.tensors:
         if tensor.is_constant:
@@ -71,7 +95,7 @@ def evaluate(graph: FrozenGraph, inputs: Mapping[int, Array]) -> dict[int, Val]:
                 for port, held in node.inputs.items()
             }
             rule = _rule(node)
-            results = rule(node, ports, _context(node))
+            results = rule(node, ports, _context(node)._replace(reduced=reduced))
             if rule is not _pointwise:
                 results = _settled(results, ports)
             for port, tensor in node.outputs.items():
@@ -129,14 +153,32 @@ def _virtual(value: Val, dtype: str) -> Val:
 
 
 def product_error(
-    a: Val, b: Val, multiply: Callable[[Array, Array], Array], terms: int, u: float, *, value: bool = True
+    a: Val,
+    b: Val,
+    multiply: Callable[[Array, Array], Array],
+    terms: int,
+    u: float,
+    *,
+    largest: Callable[[Array, Array], Array] | None = None,
 ) -> Val:
-    """The rule for sums of products; ``multiply`` is bilinear."""
-    size = multiply(np.abs(a.v), np.abs(b.v))
-    error = terms * 2 * u * size
+    """The rule for sums of products; ``multiply`` is bilinear.
+
+    largest  of sums of reduced precision: max|a| max|b| of each, from |a| and |b|
+    """
+    value = multiply(a.v, b.v)
+    error = terms * 2 * u * multiply(np.abs(a.v), np.abs(b.v))
     if a.e.any() or b.e.any():
         error = error + multiply(np.abs(a.v), b.e) + multiply(a.e, np.abs(b.v)) + multiply(a.e, b.e)
-    return Val(multiply(a.v, b.v) if value else size, _clean(error))
+    if largest is not None:
+        addends = math.ceil(terms / _REDUCED_K) * (_REDUCED_K + 1)
+        top = largest(np.abs(a.v) + a.e, np.abs(b.v) + b.e)
+        error = error + addends * 2.0**-_REDUCED_BITS * (top + np.abs(value))
+    return Val(value, _clean(error))
+
+
+def largest_product(a: Array, b: Array) -> Array:
+    """max|a| max|b| of each sum of ``np.matmul``."""
+    return np.asarray(a.max(-1, keepdims=True, initial=0.0) * b.max(-2, keepdims=True, initial=0.0))
 
 
 def _clean(error: Array) -> Array:

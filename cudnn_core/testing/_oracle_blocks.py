@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _oracle_models  # noqa: F401  fills RULES
-from ._oracle import RULES, Context, Val, product_error, propagate
+from ._oracle import RULES, Context, Val, largest_product, product_error, propagate
 
 __all__: list[str] = []
 
@@ -17,7 +17,8 @@ Array = Any  # of numpy
 
 def _matmul(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
     a, b = ports["A"], ports["B"]
-    return {"C": product_error(a, b, np.matmul, a.v.shape[-1], c.u)}
+    largest = largest_product if c.reduces(node.inputs["A"], node.inputs["B"]) else None
+    return {"C": product_error(a, b, np.matmul, a.v.shape[-1], c.u, largest=largest)}
 
 
 RULES["matmul"] = _matmul

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ._codec import FORMATS, decode, encode, half_spacing
-from ._oracle import RULES, Context, Val, product_error, sigmoid
+from ._oracle import RULES, Context, Val, largest_product, product_error, sigmoid
 
 __all__: list[str] = []
 
@@ -37,7 +37,8 @@ def _sdpa(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
     scale = float(ports["attn_scale"].v.reshape(-1)[0]) if "attn_scale" in ports else node.attrs["scale"]
     scale = 1.0 if scale is None else scale
     keys = Val(np.swapaxes(k.v, -1, -2), np.swapaxes(k.e, -1, -2))
-    dot = product_error(q, keys, np.matmul, q.v.shape[-1], c.u)
+    largest = largest_product if c.reduces(node.inputs["q"], node.inputs["k"]) else None
+    dot = product_error(q, keys, np.matmul, q.v.shape[-1], c.u, largest=largest)
     score, error = scale * dot.v, abs(scale) * dot.e + 4 * c.u * np.abs(scale * dot.v)
     rows, columns = np.arange(score.shape[2]).reshape(-1, 1), np.arange(score.shape[3]).reshape(1, -1)
     if "bias" in ports:
@@ -66,7 +67,8 @@ def _sdpa(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
     low = max(_roundoff(str(node.inputs["v"].dtype)), c.u)
     relative = np.expm1(error + worst + sums + 2 * c.u * distance) + low
     probability = Val(p, p * relative + c.tiny)
-    o = product_error(probability, v, np.matmul, score.shape[3], c.u)
+    largest = largest_product if c.reduces(node.inputs["v"]) else None  # probabilities may have its type
+    o = product_error(probability, v, np.matmul, score.shape[3], c.u, largest=largest)
     stats = np.where(total > 0, shift + np.log(np.where(total > 0, total, 1.0)), -np.inf)
     stats_error = worst + sums + 4 * c.u * np.where(np.isinf(stats), 0.0, np.abs(stats) + np.abs(shift))
     if node.attrs["stats_use_log2"]:
@@ -119,12 +121,12 @@ def _conv(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
     attrs, out = node.attrs, node.outputs["Y"].dim
     flip = attrs["convolution_mode"] == "CONVOLUTION"
 
-    def convolve(image: Array, weight: Array) -> Array:
+    def pieces(image: Array, weight: Array) -> Iterator[list[tuple[Array, Array]]]:
+        """By tap: what it reads of the image [N, C, ...] and its weights [K, C], by group."""
         taps = weight.shape[2:]
         pads = [(0, 0), (0, 0), *zip(attrs["pre_padding"], attrs["post_padding"], strict=True)]
         image = np.pad(image, pads)
         groups = image.shape[1] // weight.shape[1]
-        result = np.zeros(out)
         for tap in itertools.product(*map(range, taps)):
             at = tuple(n - 1 - t for n, t in zip(taps, tap, strict=True)) if flip else tap
             window = tuple(
@@ -133,12 +135,26 @@ def _conv(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
             )
             every = (slice(None), slice(None))
             piece, filters = image[every + window], weight[every + at]
-            parts = zip(np.split(piece, groups, axis=1), np.split(filters, groups, axis=0), strict=True)
+            yield list(zip(np.split(piece, groups, axis=1), np.split(filters, groups, axis=0), strict=True))
+
+    def convolve(image: Array, weight: Array) -> Array:
+        result = np.zeros(out)
+        for parts in pieces(image, weight):
             result += np.concatenate([np.einsum("nc...,kc->nk...", x, w) for x, w in parts], axis=1)
         return result
 
+    def largest(image: Array, weight: Array) -> Array:
+        seen = np.zeros(out)
+        for parts in pieces(image, weight):
+            tops = [np.repeat(x.max(1, keepdims=True, initial=0.0), len(w), axis=1) for x, w in parts]
+            seen = np.maximum(seen, np.concatenate(tops, axis=1))
+        filters = weight.reshape(len(weight), -1).max(1, initial=0.0)
+        return seen * filters.reshape(-1, *(1 for _ in out[2:]))
+
     terms = int(np.prod(node.inputs["weight"].dim[1:]))
-    return {"Y": product_error(ports["image"], ports["weight"], convolve, terms, c.u)}
+    reduced = c.reduces(node.inputs["image"], node.inputs["weight"])
+    result = product_error(ports["image"], ports["weight"], convolve, terms, c.u, largest=largest if reduced else None)
+    return {"Y": result}
 
 
 RULES["conv_fprop"] = _conv
@@ -201,13 +217,18 @@ def _moe(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
         source = source[index]
     ends = [*starts[1:], len(source) if starts is offsets else offsets[-1]]
 
-    def routed(rows: Array, weights: Array) -> Array:
-        result = np.zeros((len(rows), weights.shape[2]))
-        for group, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            result[start:end] = rows[start:end] @ weights[group % experts]
-        return result
+    def routed(multiply: Any) -> Any:
+        def apply(rows: Array, weights: Array) -> Array:
+            result = np.zeros((len(rows), weights.shape[2]))
+            for group, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                result[start:end] = multiply(rows[start:end], weights[group % experts])
+            return result
 
-    value = product_error(Val(source, np.zeros_like(source)), weight, routed, terms, c.u)
+        return apply
+
+    largest = routed(largest_product) if c.reduces(node.inputs["token"], node.inputs["weight"]) else None
+    tokens = Val(source, np.zeros_like(source))
+    value = product_error(tokens, weight, routed(np.matmul), terms, c.u, largest=largest)
     if mode in ("NONE", "GATHER"):
         return {"Y": Val(value.v[None], value.e[None])}
     assert index is not None

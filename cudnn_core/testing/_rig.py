@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,12 +31,15 @@ POISON = (0xA5, 0x5A)
 Oracle = Callable[[Any, Mapping[int, Array]], dict[int, Val]]
 
 
-def expected_by(name: str) -> Oracle:
-    """The oracle "kit", or "torch_reference": its values with the kit's bounds, and its values alone for ops of plugins."""
-    return evaluate if name == "kit" else _by_torch_reference
+def expected_by(name: str, notes: Iterable[str] = ()) -> Oracle:
+    """The oracle "kit", or "torch_reference": its values with the kit's bounds, and its values alone for ops of plugins.
+
+    notes  what the engine states of its plans of the graph: bounds follow from them
+    """
+    return partial(evaluate if name == "kit" else _by_torch_reference, notes=tuple(notes))
 
 
-def _by_torch_reference(graph: Any, inputs: Mapping[int, Array]) -> dict[int, Val]:
+def _by_torch_reference(graph: Any, inputs: Mapping[int, Array], notes: Iterable[str]) -> dict[int, Val]:
     import torch
     from torch_reference import evaluate as reference
 
@@ -50,7 +54,7 @@ def _by_torch_reference(graph: Any, inputs: Mapping[int, Array]) -> dict[int, Va
             )
     found = reference(graph, feed, precision="float64", round_virtual=False, round_outputs=False)
     try:
-        bounds = evaluate(graph, inputs)
+        bounds = evaluate(graph, inputs, notes)
     except KeyError:  # an op that the kit does not model: a plugin's own
         bounds = {}
     result = {}

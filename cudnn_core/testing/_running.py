@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._candidates import notes_of
 from .._engine import Declined, PlanConfig
 from .._errors import BuildError, CudnnCoreError, ExecutionError
 from .._plan import Plan
@@ -61,12 +62,19 @@ class Job:
     def plan(self, config: PlanConfig | None = None) -> Plan:
         return self.kit.plan(self.entry, self.case, self.device, config)
 
+    def notes(self) -> frozenset[str]:
+        """What the engine states of its plans of the case, in lower case; nothing once it declines it."""
+        found = self.kit.candidate(self.entry, self.case, self.device)
+        if isinstance(found, Declined):
+            return frozenset()
+        return frozenset(note.lower() for note in notes_of(self.entry.spec, found.support))
+
     def rig(self, plan: Plan, sizes: Mapping[str, int] | None = None) -> Rig:
         oracle = self.kit.options.oracle
         if oracle == "auto":
             usable = self.entry.plugin != "torch_reference" and find_spec("torch_reference") is not None
             oracle = "torch_reference" if usable else "kit"
-        return Rig(plan, self.case, self.case.sizes[0] if sizes is None else sizes, expected_by(oracle))
+        return Rig(plan, self.case, self.case.sizes[0] if sizes is None else sizes, expected_by(oracle, self.notes()))
 
     def go(self, run: Run, how: Callable[[], None], what: str) -> None:
         """Run, and judge numbers and memory."""
