@@ -17,7 +17,7 @@ from .config import TileConfig
 from .facts import ArchFacts, arch_facts
 from .launch import broken, layout_words, rules
 from .layout import LayoutError, plan_layout
-from .lower import Lowered, lower, transposed_bytes
+from .lower import FP8, Lowered, lower, transposed_bytes
 from .model import Model, Shape, coefficients, machine, work
 from .ops import REDUCTIONS
 from .select import choose
@@ -120,7 +120,7 @@ class _Gemm:
         if isinstance(found, LayoutError):
             return Declined((_decline(found, lowered),))
         configs = tuple(PlanConfig("", dict(_knobs(choice.config, self.knobs))) for choice in found)
-        return Support(configs, workspace=0, notes=_notes(program))
+        return Support(configs, workspace=0, notes=_notes(program, facts))
 
 
 class Sm90Wgmma(_Gemm):
@@ -160,10 +160,14 @@ def _shape(graph: FrozenGraph, binding: Binding) -> Shape:
     return Shape(**binding.sizes([operand.dim for operand in fixed.operands]))
 
 
-def _notes(program: Program) -> frozenset[str]:
-    """Floats that several CTAs add up come in any order; minima, maxima and integers don't mind."""
+def _notes(program: Program, facts: ArchFacts) -> frozenset[str]:
+    """Floats that several CTAs add up come in any order; minima, maxima and integers don't mind. Promotion adds what fp8 MMAs give
+    in float32, and can't add what they have dropped."""
     loose = (r for r in program.reductions if r.dtype != "int32" and REDUCTIONS[r.mode].combine not in ("min", "max"))
-    return frozenset({"cuda_graph"} if any(loose) else {"cuda_graph", "deterministic"})
+    notes = {"cuda_graph"} if any(loose) else {"cuda_graph", "deterministic"}
+    if facts.fp8_sum_bits and any(matrix.mma_dtype in FP8 for matrix in (*program.a, *program.b)):
+        notes.add("reduced_precision_reduction")
+    return frozenset(notes)
 
 
 def _decline(error: LayoutError, lowered: Lowered) -> Decline:

@@ -27,6 +27,7 @@ class ArchFacts:
     sm_count      SMs that a persistent grid fills
     tmem_columns  of tensor memory, 0 without it
     fp8_k_bytes   K extent of one fp8 MMA in bytes (64 on sm_107)
+    fp8_sum_bits  that an fp8 MMA keeps of a sum behind its leading one, 0: as many as float32
     a_collector   the MMA can keep A for the next instruction; b_collector: and B
     launch_control  clusters can take over the next tile's launch (cluster launch control)
     int8          the matrix unit multiplies int8
@@ -39,6 +40,7 @@ class ArchFacts:
     sm_count: int
     tmem_columns: int = 0
     fp8_k_bytes: int = 32
+    fp8_sum_bits: int = 0
     a_collector: bool = False
     b_collector: bool = False
     launch_control: bool = False
@@ -52,6 +54,7 @@ class _Row:
     shared_bytes: int
     tmem_columns: int = 0
     fp8_k_bytes: int = 32
+    fp8_sum_bits: int = 0
     a_collector: bool = False
     b_collector: bool = False
     launch_control: bool = False
@@ -59,9 +62,10 @@ class _Row:
     max_cluster: int = 8
 
 
-# sm: the row. int8: PTX ISA, tcgen05.mma .kind::i8 is for sm_100a and sm_110a alone.
+# sm: the row. int8: PTX ISA, tcgen05.mma .kind::i8 is for sm_100a and sm_110a alone. fp8_sum_bits: measured on an H200; wgmma aligns
+# its 32 products and the accumulator to the largest exponent among them.
 _ROWS = {
-    90: _Row("wgmma", 227 * KIB),
+    90: _Row("wgmma", 227 * KIB, fp8_sum_bits=13),
     100: _Row("tcgen05", 227 * KIB, 512, a_collector=True, launch_control=True, max_cluster=16),
     103: _Row("tcgen05", 227 * KIB, 512, a_collector=True, launch_control=True, int8=False, max_cluster=16),
     107: _Row(
@@ -96,6 +100,7 @@ def arch_facts(device: DeviceInfo) -> ArchFacts | None:
         sm_count=device.sm_count or 1,
         tmem_columns=row.tmem_columns,
         fp8_k_bytes=row.fp8_k_bytes,
+        fp8_sum_bits=row.fp8_sum_bits,
         a_collector=row.a_collector,
         b_collector=row.b_collector,
         launch_control=row.launch_control,

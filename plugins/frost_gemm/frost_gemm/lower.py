@@ -29,10 +29,10 @@ from .values import FLOAT_COMPUTE, INTEGERS, NOTHING, Values
 if TYPE_CHECKING:
     from cudnn_core import Decline, Extent, FrozenGraph, FrozenNode, FrozenTensor
 
-__all__ = ["Lowered", "lower", "transposed_bytes"]
+__all__ = ["FP8", "Lowered", "lower", "transposed_bytes"]
 
 INT32_MAX = 2**31 - 1
-_FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
+FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
 _OPS = ("matmul", "reduction", *(name for name in TABLE if name != "constant"))
 _KNOWN = frozenset(_OPS)
 
@@ -154,7 +154,7 @@ class _Lowering:
             return
         self.sources += [left[1], right[1]]
         pair = (str(a.dtype), str(b.dtype))
-        alike = pair[0] == pair[1] or set(pair) <= _FP8
+        alike = pair[0] == pair[1] or set(pair) <= FP8
         if not c.require(alike, "dtype.mixed", f"{prefix}B", f"a type that multiplies {pair[0]}", pair[1]):
             return
         self.dtypes = first = self.dtypes or pair
@@ -168,7 +168,7 @@ class _Lowering:
             c.require(False, "dtype.compute", f"{prefix}C", sorted(allowed), compute)
         # The attribute ``padding`` is the value beyond the valid extents; every element is valid (the op's definition).
         self.accumulate = "int32" if integer else "float32"
-        self.promote = self.promote or (pair[0] in _FP8 and compute != "fast_float_for_fp8")
+        self.promote = self.promote or (pair[0] in FP8 and compute != "fast_float_for_fp8")
         gemm = Gemm(left[0], right[0], str(out.dtype))
         if gemm not in self.gemms:
             self.gemms.append(gemm)

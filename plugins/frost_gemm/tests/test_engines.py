@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from frost_gemm import compile as compiling
 from frost_gemm import engines
-from graphs import bias_relu, matmul, plain
+from graphs import bias_relu, dequantised, matmul, plain
 
 import cudnn_core
 from cudnn_core import BuildError, DeviceInfo, Dim, ExecutionContext, Plan, PlanConfig, Support
@@ -58,7 +58,34 @@ def test_the_engine_of_the_generation_offers_up_to_eight_settings(device, dtype)
     assert isinstance(found, Support)
     assert 1 < len(found.configs) <= 8
     assert found.workspace == 0
-    assert found.notes == {"deterministic", "cuda_graph"}
+    short = {"reduced_precision_reduction"} if device == "H200" and dtype.startswith("fp8") else set()
+    assert found.notes == {"deterministic", "cuda_graph"} | short
+
+
+@pytest.mark.parametrize(
+    ("graph", "noted"),
+    [
+        (lambda: plain("fp8_e4m3", b_dtype="fp8_e5m2", compute="fast_float_for_fp8"), True),
+        (lambda: dequantised("fp8_e4m3"), False),
+        (lambda: plain("int8", out="int32"), False),
+    ],
+)
+def test_sums_of_reduced_precision_are_noted_by_what_the_matrix_unit_multiplies(graph, noted):
+    assert ("reduced_precision_reduction" in verdict(graph(), "H200").notes) == noted
+
+
+def test_a_user_can_do_without_sums_of_reduced_precision():
+    def row(device, dtype):
+        graph = plain(dtype)
+        graph.deselect_numeric_notes([cudnn_core.numerical_note.REDUCED_PRECISION_REDUCTION])
+        return explained(graph, device)
+
+    assert {reason.code for reason in row("H200", "fp8_e4m3").reasons} == {"policy.note_barred"}
+    assert row("H200", "bfloat16").state == "selected"
+    assert row("B200", "fp8_e4m3").state == "selected"
+    with cudnn_core.configure(require=["reduced_precision_reduction"]):
+        assert {reason.code for reason in explained(plain("fp8_e4m3"), "B200").reasons} == {"policy.note_missing"}
+        assert explained(plain("fp8_e4m3"), "H200").state == "selected"
 
 
 @pytest.mark.parametrize(
