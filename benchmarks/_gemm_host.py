@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ._gemm_cases import Case, Setup
+from ._gemm_cases import Case
 from ._gpu_timing import host_times
 from ._harness import Row
 
@@ -21,11 +21,11 @@ _SMALL = Case(128, 256, 256, "bfloat16", kind="bias_gelu")
 _BUDGET = 1.25  # of the bare launch
 
 
-def host_rows(bind: Callable[[Any, Setup], Callable[[int], object]]) -> Iterator[Row]:
+def host_rows(planned: Callable[[Any], Any]) -> Iterator[Row]:
     import cudnn_core
 
     setup = _SMALL.setup()
-    plan = setup.graph.plan()
+    plan = planned(setup.graph)
     pack = cudnn_core.pack(plan, {setup.names[name]: t for name, t in setup.sets[0].items()})
     run, pointers = plan.bind(pack), pack.pointers
     workspace = torch.empty(max(1, plan.workspace_size), dtype=torch.uint8, device="cuda")

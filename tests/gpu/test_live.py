@@ -15,11 +15,11 @@ F32 = {"io_data_type": "float32", "intermediate_data_type": "float32", "compute_
 
 
 @pytest.fixture(autouse=True)
-def quiet_reference(recwarn):
-    """The reference engine warns once that it runs on a GPU; that warning has its own test."""
+def reference():
+    """Plans are those of the reference engine, whatever else is installed; it warns once that it runs on a GPU."""
     import warnings
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), cudnn_core.configure(rule=[{"match": {}, "use": "torch_reference:eager"}]):
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
 

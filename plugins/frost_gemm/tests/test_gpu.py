@@ -42,7 +42,8 @@ def engine():
 
 
 def planned(graph, **knobs):
-    with cudnn_core.configure(engine={engine(): {"knobs": knobs}}):
+    rule = {"match": {"op": "matmul"}, "use": engine()}
+    with cudnn_core.configure(strict=True, rule=[rule], engine={engine(): {"knobs": knobs}}):
         plan = graph.plan(device=cudnn_core.device_info(0))
     assert plan.engine == f"{engine()}@1", plan.decision
     assert {name: plan.knobs[name] for name in knobs} == knobs
