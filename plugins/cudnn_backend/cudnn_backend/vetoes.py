@@ -1,4 +1,4 @@
-"""Vetoes: graphs that would crash the backend's planner. The rows are data (``vetoes.toml``). Imported by ``lower``."""
+"""Vetoes: graphs that would crash the backend's planner or kernels. The rows are data (``vetoes.toml``). Imported by ``lower``."""
 
 from __future__ import annotations
 
@@ -110,6 +110,8 @@ def _conditions(when: Mapping[str, Any]) -> Iterator[Callable[[FrozenNode], tupl
             yield _extent(value)
         elif kind == "attr":
             yield from (_attr(name, *_range(text)) for name, text in value.items())
+        elif kind == "is":
+            yield from (_is(name, values) for name, values in value.items())
         elif kind == "size":
             yield from (_size(place, *_range(text)) for place, text in value.items())
         elif kind == "absent":
@@ -151,6 +153,14 @@ def _attr(name: str, low: float, high: float) -> Callable[[FrozenNode], tuple[st
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
         hit = any(low <= number <= high for number in numbers)
         return (f"{node.op}.{name}", list(numbers)) if hit else None
+
+    return find
+
+
+def _is(name: str, values: list[object]) -> Callable[[FrozenNode], tuple[str, object] | None]:
+    def find(node: FrozenNode) -> tuple[str, object] | None:
+        value = node.attrs.get(name)
+        return (f"{node.op}.{name}", value) if value in values else None
 
     return find
 

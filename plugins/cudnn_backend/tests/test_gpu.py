@@ -6,6 +6,7 @@ Run by ``make gpu-test``. The cases are ``backend_cases``; the reference runs on
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 
 import pytest
@@ -58,6 +59,10 @@ def test_case_against_the_reference(case, device):
     if capability < case.sm:
         pytest.skip(f"needs sm_{case.sm}")
     graph, inputs, outputs = case.build("cuda")
+    if case.declined:
+        with pytest.raises(NoEngineError, match=re.escape(case.declined)):
+            pinned(graph, BACKEND, device)
+        return
     if case.hopper == "none" and capability < 100:
         with pytest.raises(NoEngineError, match=r"cuDNN|CUDNN|cudnn_backend"):
             pinned(graph, BACKEND, device)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from backend_cases import CASES, Build, out
 from cudnn_backend import vetoes
+from lowering_variations import VARIATIONS
 
 from cudnn_core import DeviceInfo, Dim
 
@@ -33,12 +34,15 @@ def test_the_rows_are():
         ["*"],
         ["conv_dgrad", "conv_fprop", "conv_wgrad"],
         ["sdpa_mxfp8"],
+        ["moe_grouped_matmul"],
+        ["moe_grouped_matmul"],
     ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_ordinary_graphs_are_not_vetoed(case):
-    assert vetoes.vetoed(case.graph().freeze("cuda"), H200, 0) == ()
+    found = vetoes.vetoed(case.graph().freeze("cuda"), H200, 0)
+    assert bool(found) == (case.name == "moe-gather")
 
 
 @pytest.mark.parametrize(("a", "b"), [((1, 0, 16), (1, 16, 8)), ((1, 8, 0), (1, 0, 8)), ((0, 8, 16), (0, 16, 8))])
@@ -79,6 +83,25 @@ def test_one_query_of_mxfp8_attention_is_vetoed_on_107():
     assert found.applies(device((10, 7)), 92801)  # no version is known to be cured
     assert not found.applies(device((10, 7)), 92500)
     assert not found.applies(device((10, 0)), 92600)
+
+
+@pytest.mark.parametrize("preset", ["H200", "B200"])
+@pytest.mark.parametrize(
+    ("mode", "effect"), [("GATHER", "illegal memory access"), ("SCATTER", "not tried"), ("COMBINE", "not tried")]
+)
+def test_grouped_products_that_move_tokens_are_vetoed_everywhere(mode, effect, preset):
+    build = Build()
+    VARIATIONS["moe_grouped_matmul", f"mode-{mode}"][1](build)
+    (decline,) = vetoes.vetoed(build.g.freeze("cuda"), DeviceInfo.preset(preset), 92801)
+    assert (decline.code, decline.subject, decline.actual) == ("op.attribute", "moe_grouped_matmul.mode", mode)
+    assert effect in decline.hint
+
+
+def test_an_attribute_is_one_of_the_values_or_is_not_there():
+    found = vetoes.parse({**ROW, "when": {"is": {"mode": ["A", "B"]}}})
+    assert found.hit(node("matmul", {"mode": "B"})) == ("matmul.mode", "B")
+    assert found.hit(node("matmul", {"mode": "C"})) is None
+    assert found.hit(node("matmul")) is None
 
 
 def test_an_unknown_version_might_be_one_that_crashes():

@@ -19,7 +19,8 @@ def _check(c: Checks, node: FrozenNode) -> None:
     offsets = node.inputs["first_token_offset"]
     experts = node.inputs["weight"].dim[0]
     count = math.prod(offsets.dim) if all(isinstance(size, int) for size in offsets.dim) else None
-    # With boundaries the rows behind the last one belong to no group; the backend knows starts only.
+    # With boundaries the rows behind the last one belong to no group; the backend knows starts only. Group g has expert g modulo
+    # their number.
     starts = (
         isinstance(count, int) and isinstance(experts, int) and (count % experts == 0 if experts > 1 else count == 1)
     )
@@ -29,13 +30,6 @@ def _check(c: Checks, node: FrozenNode) -> None:
         "moe_grouped_matmul.first_token_offset",
         "one start for each group (no end), a multiple of the experts",
         count,
-    )
-    c.require(
-        node.attrs["mode"] != "COMBINE",
-        "op.attribute",
-        "moe_grouped_matmul.mode",
-        ["NONE", "GATHER", "SCATTER"],
-        node.attrs["mode"],
     )
 
 
