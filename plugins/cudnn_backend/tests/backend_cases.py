@@ -265,6 +265,24 @@ def strided_broadcast(b: Build) -> list[Any]:
     return [out(b.g.sub(x, y))]
 
 
+def row_bias(b: Build) -> list[Any]:
+    """Rows of two axes, one number for each column."""
+    b.graph("float16")
+    return [out(b.g.relu(b.g.add(b.input((2, 8, 512)), b.input((1, 1, 512)))))]
+
+
+def row_scale(b: Build) -> list[Any]:
+    """One number for each row."""
+    b.graph("float16")
+    return [out(b.g.mul(b.input((2, 8, 512)), b.input((2, 8, 1))))]
+
+
+def every_row(b: Build) -> list[Any]:
+    """Rows with gaps, and one number for each: the two leading axes can't become one."""
+    b.graph("float16")
+    return [out(b.g.mul(b.input((2, 8, 512), stride=(16 * 512, 512, 1)), b.input((2, 8, 1))))]
+
+
 def column_major(b: Build) -> list[Any]:
     b.graph()
     layout = (32 * 64, 1, 32)
@@ -597,6 +615,7 @@ def quantised(b: Build) -> list[Any]:
 
 HALF = 2e-2  # bfloat16 and float16 results
 SINGLE = 2e-5
+BROADCAST = "x.cudnn_backend.broadcast"
 
 CASES: list[Case] = [
     Case("matmul-bias-gelu", bias_gelu, HALF),
@@ -613,13 +632,16 @@ CASES: list[Case] = [
     Case("matmul-fp8", fp8_matmul, HALF, 89),
     Case("matmul-swish-gate", swiglu, HALF),
     Case("pointwise-1d", add_relu_1d, SINGLE),
-    Case("pointwise-channel-bias", channel_bias, HALF),
+    Case("pointwise-channel-bias", channel_bias, HALF, declined=BROADCAST),
     Case("pointwise-six-axes", six_axes, HALF),
     Case("pointwise-clipped", clipped, HALF),
     Case("pointwise-leaky", leaky, HALF),
     Case("pointwise-relu-gradient", relu_gradient, HALF),
     Case("pointwise-index-select", index_select, HALF),
-    Case("pointwise-strided-broadcast", strided_broadcast, HALF),
+    Case("pointwise-strided-broadcast", strided_broadcast, HALF, declined=BROADCAST),
+    Case("pointwise-row-bias", row_bias, HALF),
+    Case("pointwise-row-scale", row_scale, HALF),
+    Case("pointwise-every-row", every_row, HALF),
     Case("pointwise-column-major", column_major, HALF),
     *(Case(f"pointwise-{op}", _unary(op, low, high), 5e-5) for op, (low, high) in UNARY.items()),
     *(Case(f"pointwise-{op}", _binary(op, low, high), 5e-5) for op, (low, high) in BINARY.items()),

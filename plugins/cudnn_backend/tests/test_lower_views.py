@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from backend_cases import Build, out
 from cudnn_backend.lower import analyse
+from cudnn_backend.lower import program as lowering_program
+from cudnn_backend.lower.broadcasts import RIGHT
 from cudnn_backend.lower.views import Frame, Layout, column, fold_input, fold_output, groups_of, packed, pad
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,8 +49,8 @@ def test_a_frame_walks_the_same_addresses(layout, sort, keep):
     """In the order of the groups' axes."""
     rank = len(layout.dim)
     groups = groups_of([(layout, False)], rank, sort=sort, keep=keep)
-    for make in (Frame.row_major, Frame.channels_last):
-        frame = make(groups, rank, 4)
+    frames = [Frame.row_major(groups, rank, 4), Frame.channels_last(groups, rank, 4)]
+    for frame in [*frames, *([Frame.swapped(groups, rank)] if len(groups) == 3 else [])]:
         view = frame.view(layout)
         assert view is not None
         walked = np.transpose(offsets(view), frame.order).ravel()
@@ -225,6 +227,119 @@ def test_a_copy_that_float32_would_round_is_left_to_the_backend(dtype):
         out(b.g.transpose(b.input((4, 8, 16)), permutation=(0, 2, 1)), dtype)
 
     assert [node.op for node in analysed(make).facts(analyse).nodes] == ["transpose"]
+
+
+# --- broadcasts of pointwise graphs
+
+
+def broadcasting(dim, operand, stride=None, reduced=None, operand_stride=None):
+    def make(b):
+        b.graph("float16")
+        y = b.g.add(b.input(dim, stride=stride), b.input(operand, stride=operand_stride))
+        out(y, "float16", stride=stride)
+        if reduced:
+            out(b.g.reduction(y, mode="ADD", out_dims=reduced), "float32")
+
+    graph = analysed(make)
+    program = graph.facts(analyse)
+    tensors = [tensor for tensor in graph.operand_tensors() if tensor.role == "input"]
+    return program, [program.layouts[tensor.index] for tensor in tensors] if not program.declines else []
+
+
+# Gaps behind every axis, so that none merge.
+PADDED = (2, 8, 512), (16 * 640, 640, 1)
+IMAGES = (2, 8, 16, 32), (2 * 16 * 40 * 8, 1, 40 * 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("dim", "operand", "view"),
+    [
+        ((2, 8, 512), (1, 1, 512), (1, 1, 512)),  # the two leading axes are one
+        ((2, 8, 512), (2, 8, 1), (1, 16, 1)),
+        ((2, 8, 512), (1, 8, 512), (1, 1, 4096)),
+        ((2, 8, 512), (1, 1, 1), (1, 1, 1)),
+        ((2, 8, 16, 32), (2, 1, 1, 1), (1, 2, 1)),
+        ((1, 8, 16, 32), (1, 8, 1, 1), (1, 8, 1)),
+    ],
+)
+def test_axes_are_merged_until_nothing_broadcasts_along_a_leading_one(dim, operand, view):
+    program, layouts = broadcasting(dim, operand)
+    assert program.declines == ()
+    assert layouts[1].dim == view
+
+
+@pytest.mark.parametrize(
+    ("dim", "operand", "stride", "pattern"),
+    [
+        ((2, 8, 512), (1, 8, 1), None, "b=b"),
+        ((2, 8, 512), (2, 1, 512), None, "=b="),
+        (PADDED[0], (1, 1, 512), PADDED[1], "bb="),
+        (PADDED[0], (1, 8, 512), PADDED[1], "b=="),
+        (PADDED[0], (1, 1, 1), PADDED[1], "bbb"),
+    ],
+)
+def test_a_broadcast_that_nobody_has_compared_is_declined(dim, operand, stride, pattern):
+    """cuDNN 9.19 builds a plan for each of them; that of b=b and of bb= gives garbage on an H200."""
+    program, _ = broadcasting(dim, operand, stride)
+    (decline,) = program.declines
+    assert (decline.code, decline.subject) == ("x.cudnn_backend.broadcast", "add.in1")
+    assert str(decline.actual).startswith(pattern + " ")
+
+
+def test_a_stride_of_0_is_a_broadcast():
+    program, _ = broadcasting(PADDED[0], (2, 8, 512), PADDED[1], operand_stride=(0, 640, 1))
+    assert str(program.declines[0].actual).startswith("0== ")
+
+
+def test_broadcasts_that_were_compared_stay():
+    for dim, stride, operand in ((*PADDED, (2, 8, 1)), (*IMAGES, (1, 8, 1, 1))):
+        program, layouts = broadcasting(dim, operand, stride)
+        assert program.declines == ()
+        assert layouts == [Layout(dim, stride), Layout(operand, layouts[1].stride)]
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern", "view"),
+    [("row", "b=b", (1, 8, 1)), ("swapped", "=bb", (8, 1, 1)), ("last", "bb=1", (1, 1, 8, 1))],
+)
+def test_a_row_of_the_table_lets_its_view_through(form, pattern, view, monkeypatch):
+    monkeypatch.setattr(lowering_program, "RIGHT", {form: frozenset({pattern})})
+    program, layouts = broadcasting((2, 8, 512), (1, 8, 1))
+    assert program.declines == ()
+    assert layouts[1].dim == view
+    assert sorted(offsets(layouts[0]).ravel()) == list(range(2 * 8 * 512))
+
+
+def test_a_graph_with_a_reduction_has_rows_of_its_own():
+    program, layouts = broadcasting((2, 64, 128), (1, 1, 128), reduced=(2, 64, 1))
+    assert program.declines == ()
+    assert layouts[1].dim == (1, 128, 1, 1)
+    assert broadcasting((2, 64, 128), (1, 64, 1), reduced=(2, 64, 1))[0].declines
+
+
+def test_numbers_by_value_are_not_read_from_memory_that_broadcasts():
+    def make(b):
+        b.graph("float16")
+        out(b.g.mul(b.input(PADDED[0], stride=PADDED[1]), b.host(0.5, 3)), "float16")
+
+    assert analysed(make).facts(analyse).declines == ()
+
+
+def test_products_have_engines_of_their_own():
+    def make(b):
+        b.graph("float16")
+        c = b.g.matmul(b.input((2, 64, 32)), b.input((2, 32, 48)))
+        out(b.g.add(c, b.input((1, 1, 48))), "float16")
+
+    assert analysed(make).facts(analyse).declines == ()
+
+
+def test_every_pattern_of_the_table_has_a_letter_for_each_axis():
+    ranks = {"row": 3, "swapped": 3, "last": 4, "reduced": 4}
+    for form, patterns in RIGHT.items():
+        for pattern in patterns:
+            assert len(pattern) == ranks[form]
+            assert set(pattern) <= set("1=b0")
 
 
 def test_attention_keeps_its_axes():

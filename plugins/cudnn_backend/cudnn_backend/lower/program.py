@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn_core import FrozenNode, checks, data_type
 
+from .broadcasts import RIGHT, form, pattern
+from .pointwise import ROWS as POINTWISE
 from .table import OPS
 from .views import Frame, Layout, column, fold_input, fold_output, groups_of, typical
 
@@ -32,6 +34,8 @@ _BLOCK_SCALE = frozenset({"block_scale_dequantize", "block_scale_quantize"})
 _COPIED = frozenset({"float32", "float16", "bfloat16", "int8", "uint8"})
 # Their elements are vectors; the backend wants to know which axis they run along, and the graph does not say.
 _VECTORS = frozenset({"int8x4", "uint8x4", "int8x32"})
+# What may stand in a graph that is pointwise but for it.
+_SAME_ENGINE = _STRUCTURAL | {"concatenate", "reduction"}
 # Engines that take sizes at run time exist for these alone.
 _DYNAMIC = frozenset({"matmul", "conv_fprop", "layernorm", "rmsnorm"})
 _RAGGED_RANK = 4
@@ -109,6 +113,7 @@ class _Analysis:
         nodes = self._fold()
         self._columns(nodes)
         frame = self._frame(nodes)
+        self._broadcasts(nodes, frame)
         layouts = self._layouts(frame)
         if not c:
             return Program(tuple({repr(decline): decline for decline in c.declines}.values()))
@@ -287,12 +292,44 @@ class _Analysis:
         if ops & _BLOCK_SCALE:
             return Frame.identity(rank, 3)
         groups = groups_of(seen, rank, alone=alone, sort=True, keep=2)
-        if "reduction" in ops or len(groups) > 3:
-            frame = Frame.channels_last(groups, rank, 4)
-        else:
-            frame = Frame.row_major(groups, rank, 3)
+        frames = [Frame.channels_last(groups, rank, 4)]
+        if "reduction" not in ops and len(groups) <= 3:
+            swapped = [Frame.swapped(groups, rank)] if len(groups) == 3 else []
+            frames = [Frame.row_major(groups, rank, 3), *swapped, *frames]
+        frame = next((frame for frame in frames if not self._unproven(nodes, frame)), frames[0])
         self.c.require(len(frame.axes) <= _MOST_AXES, "shape.rank", "graph", f"{_MOST_AXES} axes or fewer", rank)
         return frame
+
+    def _unproven(self, nodes: tuple[FrozenNode, ...], frame: Frame) -> dict[str, str]:
+        """The broadcasts of pointwise operations that no row of ``RIGHT`` has: input -> pattern in the frame's view."""
+        right = RIGHT.get(form(frame, reduces=any(node.op == "reduction" for node in nodes)), frozenset())
+        found = {}
+        for node in nodes:
+            for port, tensor in node.inputs.items() if node.op in POINTWISE else ():
+                if tensor.is_constant or tensor.by_value:
+                    continue
+                result, operand = self._view(frame, node.outputs["out"]), self._view(frame, tensor)
+                if result is None or operand is None:  # told by ``_layouts``
+                    continue
+                meets = pattern(result.dim, operand)
+                if set(meets) & {"b", "0"} and meets not in right:
+                    found[f"{node.op}.{port}"] = meets
+        return found
+
+    def _view(self, frame: Frame, tensor: FrozenTensor) -> Layout | None:
+        return frame.view(self._layout(tensor), virtual=tensor.role == "virtual")
+
+    def _broadcasts(self, nodes: tuple[FrozenNode, ...], frame: Frame) -> None:
+        """Other engines than that of pointwise graphs serve what has another kind of operation."""
+        if self.c and all(node.op in POINTWISE or node.op in _SAME_ENGINE for node in nodes):
+            for subject, meets in self._unproven(nodes, frame).items():
+                self.c.require(
+                    False,
+                    "x.cudnn_backend.broadcast",
+                    subject,
+                    "a broadcast that cuDNN is known to get right",
+                    f"{meets} (=: the result's size, b: size 1, 0: stride 0, 1: both have size 1)",
+                )
 
     def _batched(self, seen: list[tuple[Layout, bool]], rank: int, alone: list[int]) -> Frame:
         """One batch axis before rows and columns."""
@@ -329,7 +366,7 @@ class _Analysis:
             if tensor.index in self.columns:
                 layouts[tensor.index] = column(self._layout(tensor), self.columns[tensor.index])
                 continue
-            view = frame.view(self._layout(tensor), virtual=tensor.role == "virtual")
+            view = self._view(frame, tensor)
             if view is not None:
                 layouts[tensor.index] = view
             elif self.c:

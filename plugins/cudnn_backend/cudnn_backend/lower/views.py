@@ -49,6 +49,12 @@ class Frame(NamedTuple):
         return cls(axes, rank, tuple(range(len(axes))))
 
     @classmethod
+    def swapped(cls, groups: Sequence[tuple[int, ...]], rank: int) -> Frame:
+        """Three axes, of which the first has the second place in memory."""
+        slowest, middle, fastest = groups
+        return cls((middle, slowest, fastest), rank, (1, 0, 2))
+
+    @classmethod
     def channels_last(cls, groups: Sequence[tuple[int, ...]], rank: int, least: int) -> Frame:
         """[slowest, fastest, the others]: what the backend calls NHWC, of at least ``least`` axes."""
         middle = list(groups[1:-1])
