@@ -57,6 +57,37 @@ assert row.basis == "prior" and abs(row.us / {us} - 1) < 0.01, row
     )
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "short"),
+    [
+        ("H200", "fp8_e4m3", True),
+        ("H200", "fp8_e5m2", True),
+        ("H200", "bfloat16", False),
+        ("B200", "fp8_e4m3", False),
+    ],
+)
+def test_fp8_products_on_hopper_have_the_note_of_their_sums(fake, device, dtype, short):
+    """And a graph that deselects it is not served by cuDNN there."""
+    fake.run(
+        START
+        + f"""
+from cudnn_backend.engines import BackendGraph
+device = cudnn_core.DeviceInfo.preset({device!r})
+def product():
+    graph = cudnn_core.Graph(io_data_type={dtype!r}, intermediate_data_type="float32", compute_data_type="float32")
+    c = graph.matmul(A=graph.tensor(dim=(1, 64, 32)), B=graph.tensor(dim=(1, 32, 16), stride=(512, 1, 32)))
+    c.set_output(True).set_data_type("bfloat16")
+    return graph
+graph = product()
+verdict = BackendGraph().check_support(graph.freeze("cuda"), ExecutionContext(None, device))
+assert verdict.notes == {{"cuda_graph"}} | ({{"reduced_precision_reduction"}} if {short} else set()), verdict
+graph = product().deselect_numeric_notes([cudnn_core.numerical_note.REDUCED_PRECISION_REDUCTION])
+row = next(row for row in graph.explain(device=device).engines if row.id == "cudnn_backend:graph@1")
+assert ("policy.note_barred" in [reason.code for reason in row.reasons]) == {short}, row
+"""
+    )
+
+
 def test_the_prior_of_several_products_is_what_their_engines_are_known_for(fake):
     """One twentieth of the peak. cuDNN 9.19 takes 17.5 ms for this graph on an H200."""
     fake.run(
