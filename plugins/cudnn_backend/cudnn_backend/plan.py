@@ -242,7 +242,8 @@ class DynamicPlan:
     """A plan of runtime sizes: for each size that is bound a plan of its own, compiled through one kernel cache.
 
     The largest sizes are planned first: they say how large the workspace is, and compile what the others share. A size is
-    planned when it is first bound, by milliseconds where the cache has its kernels, with the best engine that has room.
+    planned when it is first bound, by milliseconds where the cache has its kernels, with the best engine that has room. ``choice`` is
+    the engine of the largest; ``variant`` the one that was asked for, "" if each size may have another.
     """
 
     artifacts = ()
@@ -259,7 +260,7 @@ class DynamicPlan:
         self._plans: OrderedDict[tuple[int, ...], BackendPlan] = OrderedDict()
         self._room: int | None = None
         largest = self.at(graph.largest_sizes())
-        self.choice, self.variant = largest.choice, largest.variant
+        self.choice, self.variant = largest.choice, config.variant
         self.workspace_size = self._room = largest.workspace_size
 
     def __repr__(self) -> str:

@@ -189,6 +189,58 @@ for member in found:
     )
 
 
+def test_the_core_pins_an_engine_of_the_backend_with_its_knobs(fake):
+    fake.run(
+        START
+        + """
+def planned(graph, **settings):
+    with cudnn_core.configure(**{"plugins": {"allow": ["cudnn_backend"]}, **settings}):
+        return graph.plan(device=DEVICE)
+
+rule = {"use": "cudnn_backend:graph/eng7", "knobs": {"engine_knobs": "KERNEL_CFG=21"}}
+count = Fake()
+count.set("engine_count", 8)
+plan = planned(matmul(), rule=[rule], strict=True)
+assert (plan.variant, plan.config.variant) == ("eng7", "eng7"), plan
+assert plan.config.knobs["engine_knobs"] == "KERNEL_CFG=21"
+assert plan._compiled.choice == ("eng7", "KERNEL_CFG=21")
+own = planned(matmul(128))
+assert (own.variant, own.config.variant) == ("eng0", "")  # known afterwards; what was asked for stays
+count.set("failing_engines", 1 << 7)
+try:
+    planned(matmul(256), rule=[{**rule, "strict": True}])
+except cudnn_core.NoEngineError as error:
+    row = next(row for row in error.decision.engines if row.id.startswith("cudnn_backend:graph@1"))
+    assert row.state == "build_failed" and "does not build" in str(row.reasons[0]), row
+else:
+    raise AssertionError
+"""
+    )
+
+
+def test_the_core_asks_for_members_and_each_of_them_can_be_pinned(fake):
+    fake.run(
+        START
+        + """
+from cudnn_core._members import ask
+from cudnn_core._planner import survey
+
+with cudnn_core.configure(plugins={"allow": ["cudnn_backend"]}):
+    found = survey(matmul().freeze("cuda"), DEVICE)
+    (candidate,) = [item.candidate for item in found.ranked if item.id == "cudnn_backend:graph@1"]
+    members = ask(found.request, candidate)
+assert [(c.variant, c.knobs["engine_knobs"]) for c in members.configs] == [(f"eng{i}", f"KERNEL_CFG={20 + i}") for i in range(3)]
+assert not members.reasons
+for config in members.configs:
+    rule = {"use": f"cudnn_backend:graph/{config.variant}", "knobs": dict(config.knobs)}
+    with cudnn_core.configure(rule=[rule], strict=True):
+        plan = matmul().plan(device=DEVICE)
+    assert (plan.config, plan.variant) == (config, config.variant), plan
+    assert plan._compiled.choice == (config.variant, config.knobs["engine_knobs"])
+"""
+    )
+
+
 def test_a_no_of_cudnn_is_asked_for_once_and_told_with_its_reason(fake):
     fake.run(
         START

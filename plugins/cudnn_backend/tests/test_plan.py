@@ -184,6 +184,31 @@ assert loaded.workspace_size == 512
     )
 
 
+def test_a_plan_of_runtime_sizes_is_of_one_engine_only_if_it_was_asked_for(fake):
+    fake.run(
+        START
+        + """
+from cudnn_backend.engines import BackendGraph
+count = Fake()
+graph = matmul(cudnn_core.Dim("m", min=8, max=1024, multiple_of=8))
+plan, pinned = build(graph), build(graph, config("eng1"))
+assert (plan.variant, plan.choice.variant) == ("", "eng0")
+assert (pinned.variant, pinned.choice.variant) == ("eng1", "eng1")
+count.set("failing_engines", 1)  # from now on: the own choice at this size is another
+for built, engine in ((plan, 1), (pinned, 1)):
+    built.bind(layout(graph, m=64))((256, 512, 768), 4096, 0)
+    assert count.last()["engine"] == engine
+assert plan.variant == ""
+count.set("failing_engines", 0)
+for built, variant in ((plan, ""), (pinned, "eng1")):
+    loaded = BackendGraph().load_plan(*built.serialize(), graph.freeze("cuda"), CTX)
+    assert loaded.variant == variant
+    loaded.bind(layout(graph, m=8))((256, 512, 768), 4096, 0)
+    assert count.last()["engine"] == (1 if variant else 0)
+"""
+    )
+
+
 def test_native_cuda_graphs(fake):
     fake.run(
         START
