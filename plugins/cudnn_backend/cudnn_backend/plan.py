@@ -136,7 +136,11 @@ class BackendPlan:
 
     # --- running
     def bind(self, layout: tuple[Operand, ...]) -> Runner:
-        """``run(pointers, workspace, stream)``. Where the layout does not vouch for an alignment, each call is checked."""
+        """``run(pointers, workspace, stream)``. Where the layout does not vouch for what the plan needs, each call is checked.
+
+        Not refused here: the core binds for the least alignment among all operands, and one that is not aligned so far may be one
+        that needs nothing. What a call refuses has not been written to.
+        """
         self._mine.ready()
         if all(
             not need or (op.alignment and op.alignment % need == 0)

@@ -86,6 +86,55 @@ assert count.get("executions") == 1
     )
 
 
+def test_operands_that_are_off_by_an_element_are_refused_before_the_backend_is_called(fake):
+    """As the conformance kit shifts them: by ``execute``, by a bound run, and through the engine's own ``execute``."""
+    fake.run(
+        START
+        + """
+from cudnn_core import VariantPack
+graph, count = matmul(), Fake()
+with present_gpu():
+    with cudnn_core.configure(plugins={"allow": ["cudnn_backend"]}):
+        plan = graph.plan(device=cudnn_core.device_info(0))
+    good = {"A": 4096, "B": 8192, "C": 16384}
+    for shifted in (("A",), ("C",), ("A", "B", "C")):
+        pack = plan.pack({name: address + 2 * (name in shifted) for name, address in good.items()})
+        bound = plan.bind(pack)
+        ctx = ExecutionContext(None, plan.device, 0, 65536)
+        for run in (
+            lambda: plan.execute(pack, 65536),
+            lambda: bound(pack.pointers, 65536, 0),
+            lambda: plan._compiled.execute(VariantPack(pack.operands, pack.pointers), ctx),
+        ):
+            try:
+                run()
+            except cudnn_core.ExecutionError as error:
+                assert error.operand == shifted[0], error
+            else:
+                raise AssertionError(shifted)
+    assert count.get("executions") == 0
+    plan.execute(good, 65536)
+    assert count.get("executions") == 1
+"""
+    )
+
+
+def test_a_number_by_value_may_lie_anywhere_in_the_memory_of_the_host(fake):
+    fake.run(
+        START
+        + """
+graph, count = cudnn_core.Graph(io_data_type="float16", compute_data_type="float32", intermediate_data_type="float32"), Fake()
+c = graph.matmul(A=graph.tensor(dim=(1, 64, 32), name="A"), B=graph.tensor(dim=(1, 32, 16), name="B"))
+alpha = graph.tensor(dim=(1, 1, 1), name="alpha", data_type="float32").set_is_pass_by_value(True)
+graph.mul(c, alpha).set_output(True).set_data_type("float16").set_name("C")
+names = [operand.name for operand in graph.freeze("cuda").operands]
+pointers = [4100 if name == "alpha" else 256 * (1 + place) for place, name in enumerate(names)]
+build(graph).bind(layout(graph, alignment=4))(pointers, 4096, 0)
+assert count.get("executions") == 1
+"""
+    )
+
+
 def test_a_saved_plan_is_loaded_without_planning(fake):
     fake.run(
         START
