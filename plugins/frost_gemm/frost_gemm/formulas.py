@@ -3,13 +3,14 @@ nothing else of the package.
 
 The facade is for one compute type; ``m.integer`` says which. Its vectors are fp32, or int32. Masks (what comparisons give) are
 whatever ``m`` likes: they only go into ``select`` and the logical functions, and are the result of a row whose ``result`` is "mask".
+``m.wide`` says of an integer facade that results become floats: what may leave int32 (``mad``) is then int64, and the result of a row.
 
     const(x)                                  a constant, in the compute type
     index(axis)                               position along axis 0 (batch), 1 (row) or 2 (column): an integer facade only
     add sub mul div                           fp32: rounded to nearest, never fused or reassociated with their neighbours;
                                               div is IEEE division (int32: truncated); int32: modulo 2**32
     fma(a, b, c)                              a * b + c (fp32: rounded once)
-    mad_sat(a, b, c)                          a * b + c, exact but for the limits of int32: an integer facade only
+    mad(a, b, c)                              a * b + c, an integer facade only: exact in int64 if ``m.wide``, else saturated
     neg abs
     min max                                   NaN if an argument is NaN (PTX min.NaN, max.NaN)
     lt le gt ge eq ne                         masks; comparisons with NaN are false, ``ne`` is true
@@ -144,7 +145,7 @@ def relu_backward(m: Any, loss: Value, x: Value, negative_slope: Any, lower_clip
 
 
 def negated(m: Any, x: Value) -> Value:
-    """-x; int32 saturates: -(-2**31) is 2**31 - 1."""
+    """-x; int32 saturates: -(-2**31) is 2**31 - 1, and as a float, rounded, 2**31 again."""
     if not m.integer:
         return m.neg(x)
     return m.select(m.eq(x, m.const(-(2**31))), m.const(2**31 - 1), m.neg(x))
@@ -155,19 +156,23 @@ def abs_(m: Any, x: Value) -> Value:
 
 
 def add(m: Any, a: Value, b: Value) -> Value:
-    return _saturated(m, m.add(a, b), a, m.ge(b, m.const(0))) if m.integer else m.add(a, b)
+    if not m.integer:
+        return m.add(a, b)
+    return m.mad(b, m.const(1), a) if m.wide else _saturated(m, m.add(a, b), a, m.ge(b, m.const(0)))
 
 
 def sub(m: Any, a: Value, b: Value) -> Value:
-    return _saturated(m, m.sub(a, b), a, m.le(b, m.const(0))) if m.integer else m.sub(a, b)
+    if not m.integer:
+        return m.sub(a, b)
+    return m.mad(b, m.const(-1), a) if m.wide else _saturated(m, m.sub(a, b), a, m.le(b, m.const(0)))
 
 
 def mul(m: Any, a: Value, b: Value) -> Value:
-    return m.mad_sat(a, b, m.const(0)) if m.integer else m.mul(a, b)
+    return m.mad(a, b, m.const(0)) if m.integer else m.mul(a, b)
 
 
 def add_square(m: Any, a: Value, b: Value) -> Value:
-    return m.mad_sat(b, b, a) if m.integer else m.add(a, m.mul(b, b))
+    return m.mad(b, b, a) if m.integer else m.add(a, m.mul(b, b))
 
 
 def _saturated(m: Any, wrapped: Value, a: Value, grows: Value) -> Value:

@@ -6,10 +6,14 @@ are listed in ``formulas``. Imported by ``lower`` (names), ``reference`` and the
 
 Contracts that an evaluator keeps (``kernels/math`` and ``reference`` do):
 * Arguments are converted to the compute type first; a boolean is 0 or 1; a mask result is 1 or 0.
+* What is computed in int32 is exact, in 64 bits where it needs them, whatever becomes of it: a sum or product of int32 values that is
+  declared as a float is the float next to it, and one that is declared as an integer saturates. ``lower`` computes the ops of ``EXACT`` in
+  int32 wherever all arguments are integers, also where the graph declares a float compute type, and div where it declares int32; other ops
+  of integers, a division in float32 among them, convert them to fp32 first. These are the rules of the core's reference engine.
 * The result is rounded to the op's declared type, to nearest even. fp16 and bf16 overflow to infinity; fp8 saturates at its largest
   finite value, infinities too; integers saturate, NaN becomes 0 there; boolean is ``!= 0``.
 * Sums and products of many int32 values, which are those of a matmul of integers and of the reductions whose result is int32, are modulo
-  2^32: partial results come in any order, and saturated ones would depend on it. The ops of int32 saturate.
+  2^32, whatever compute type is declared: partial results come in any order, and saturated ones would depend on it.
 * NaN propagates through every op but comparisons, logical ops and ``binary_select`` (which passes on what it selects).
 """
 
@@ -27,9 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPARING",
+    "EXACT",
+    "GROWING",
     "REDUCTIONS",
-    "SATURATING",
-    "SELECTING",
     "TABLE",
     "ReductionMode",
     "Row",
@@ -180,13 +184,10 @@ _ROWS = (
 
 TABLE: dict[str, Row] = {row.name: row for row in _ROWS}
 
-# Ops whose int32 form is exact for every argument: integers stay integers in them whatever the declared compute type is, so that
-# no bit is lost by way of fp32.
-SELECTING = frozenset(
-    row.name for row in _ROWS if row.integer and row.name not in ("add", "sub", "mul", "add_square", "div", "constant")
-)
-# Ops whose int32 form, which saturates, is taken wherever the result is declared as an integer.
-SATURATING = frozenset({"add", "sub"})
+# Ops that integers stay integers in whatever the declared compute type is, so that no bit is lost by way of fp32.
+EXACT = frozenset(row.name for row in _ROWS if row.integer and row.name not in ("div", "constant"))
+# Those whose result may have more digits than their arguments.
+GROWING = frozenset({"add", "sub", "mul", "add_square"})
 COMPARING = frozenset(row.name for row in _ROWS if row.result == "mask")
 
 

@@ -58,13 +58,22 @@ def rounded(value: Array, dtype: str) -> Array:
         return (value != 0).astype(np.int64)
     if dtype in _INTEGERS:
         return _to_integer(value, *_INTEGERS[dtype])
-    form, wide = _FORMATS[dtype], value.astype(np.float64)
+    form, wide = _FORMATS[dtype], _doubles(value)
     with np.errstate(all="ignore"):
         _, exponent = np.frexp(wide)
         quantum = np.ldexp(1.0, np.clip(exponent - 1, form.emin, 1000) - form.mantissa)
         result = np.where(np.isfinite(wide), np.rint(wide / quantum) * quantum, wide)
     over = np.abs(result) > form.largest
     return np.where(over, np.copysign(np.inf if form.infinite else form.largest, wide), result)
+
+
+def _doubles(value: Array) -> Array:
+    """``value`` in fp64, such that rounding it to a narrower float is the only rounding: integers past 2^53 are rounded to odd."""
+    if value.dtype.kind == "f":
+        return value.astype(np.float64)
+    value = value.astype(np.int64)
+    odd = value >> 10 | ((value & 0x3FF) != 0)
+    return np.where(np.abs(value) < 2**53, value.astype(np.float64), odd.astype(np.float64) * 1024.0)
 
 
 def _to_integer(value: Array, low: int, high: int) -> Array:

@@ -3,12 +3,13 @@ and ``operands`` alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .binding import Place
 from .ir import Aux, Op, Ref
 from .layout import BITS
-from .ops import SATURATING, SELECTING, TABLE
+from .ops import EXACT, GROWING, TABLE
 from .tensors import alignment, major_of, shown
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = ["FLOAT_COMPUTE", "INTEGERS", "NOTHING", "Member", "Values"]
 INTEGERS = frozenset({"int32", "int8", "uint8", "boolean"})
 # Computed in fp32, at least as precise as declared; FAST_FLOAT_FOR_FP8 also says that fp8 products need no promotion.
 FLOAT_COMPUTE = frozenset({"float32", "bfloat16", "float16", "fast_float_for_fp8"})
+_EXACT_IN_FLOAT32 = 2**24  # integers up to it are floats
 NOTHING = Ref("val", -2)  # stands for a value that could not be lowered; a decline says why
 
 
@@ -150,18 +152,38 @@ class Values:
         refs[out.index] = Ref("val", len(ops) - 1)
 
     def _compute(self, node: FrozenNode, inputs: list[FrozenTensor]) -> str:
-        """ "float32" or "int32"; "" if the declared compute type can't be had. Integers stay integers where no result is lost."""
+        """ "float32" or "int32"; "" if the declared compute type can't be had. The op table says which ops keep integers exact."""
         declared = str(node.compute_dtype)
         exact = TABLE[node.op].integer and all(tensor.dtype in INTEGERS for tensor in inputs)
-        if node.op == "relu" and any(node.attrs.values()):
+        if node.op == "relu" and _bends(node.attrs):
             exact = False  # a slope or a clip is a float
-        whole = node.op in SATURATING and node.outputs["out"].dtype in INTEGERS
-        if exact and (node.op in SELECTING or whole):
+        if exact and node.op in EXACT:
             if declared in FLOAT_COMPUTE or declared in ("int32", "boolean"):
-                return "int32"
+                floats = (
+                    node.op in GROWING and node.outputs["out"].dtype not in INTEGERS and _fits_float32(node.op, inputs)
+                )
+                return "float32" if floats else "int32"
         elif exact and declared == "int32":
             return "int32"
         elif declared in FLOAT_COMPUTE:
             return "float32"
         self.c.require(False, "dtype.compute", node.op, ["float32", "int32 of integers"], declared)
         return ""
+
+
+def _bends(attrs: Mapping[str, Any]) -> bool:
+    """Whether a relu is more than max(x, 0)."""
+    return bool(attrs["negative_slope"]) or attrs["lower_clip"] is not None or attrs["upper_clip"] is not None
+
+
+def _fits_float32(op: str, inputs: Sequence[FrozenTensor]) -> bool:
+    """Whether an op of ``GROWING`` on these integers gives the same in fp32, which is quicker. Of a product zeros would have signs."""
+    a, b = (_largest(tensor) for tensor in inputs)
+    return op != "mul" and a + (b * b if op == "add_square" else b) <= _EXACT_IN_FLOAT32
+
+
+def _largest(tensor: FrozenTensor) -> int:
+    """The largest magnitude of an integer tensor's elements."""
+    if tensor.is_constant:
+        return abs(int(tensor.value or 0))
+    return {"int8": 2**7, "uint8": 2**8 - 1, "boolean": 1}.get(str(tensor.dtype), 2**31)

@@ -13,8 +13,9 @@ _vector_erfc = np.vectorize(math.erfc, otypes=["float64"])
 class NumpyFacade:
     """Calls are counted in ``used``, so that a test can tell which functions the formulas need."""
 
-    def __init__(self, integer=False, shape=()):
+    def __init__(self, integer=False, shape=(), wide=False):
         self.integer = integer
+        self.wide = wide
         self.dtype = np.int32 if integer else np.float32
         self.shape = shape
         self.used = set()
@@ -44,10 +45,11 @@ class NumpyFacade:
         assert a.dtype == b.dtype == self.dtype
         return np.where(mask, a, b)
 
-    def mad_sat(self, a, b, c):
+    def mad(self, a, b, c):
         assert self.integer
-        self.used.add("mad_sat")
-        return np.clip(a.astype(np.int64) * b + c, -(2**31), 2**31 - 1).astype(np.int32)
+        self.used.add("mad")
+        exact = a.astype(np.int64) * b + c
+        return exact if self.wide else np.clip(exact, -(2**31), 2**31 - 1).astype(np.int32)
 
     def logical_and(self, a, b):
         return a & b

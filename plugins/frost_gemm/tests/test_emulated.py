@@ -71,6 +71,23 @@ def test_sums_of_int32_are_modulo_two_to_the_32(emulated, device):
     assert {output["name"] for output in report["outputs"]} == {"ADD", "NORM1"}
 
 
+SMALL = {"H200": {"tile_m": 64, "tile_n": 32}, "B200": {"tile_m": 128, "tile_n": 64}}
+
+
+@pytest.mark.parametrize("device", ["H200", "B200"])
+@pytest.mark.parametrize("compute", ["int32", "float32"])
+def test_results_of_integers_that_become_floats_do_not_saturate(emulated, device, compute):
+    g, c = matmul("int8", m=20, n=24, k=32, out="int32")
+    near = g.add(c, 2**31 - 2**18).set_data_type("int32")
+    for op in ("add", "mul", "add_square"):
+        y = getattr(g, op)(near, c if op == "add" else near, compute_data_type=compute)
+        y.set_output(True).set_name(op).set_data_type("float32")
+    y = g.mul(c, c, compute_data_type=compute)
+    y.set_output(True).set_name("exact").set_data_type("int32")
+    report = emulated(g, device, SMALL[device])
+    assert all(output["max_rel"] < 2**-23 for output in report["outputs"])
+
+
 WIDE = {"tile_m": 128, "tile_n": 64}
 SETTINGS = {
     "H200 pingpong": ("H200", {"tile_m": 64, "tile_n": 32, "schedule": "pingpong"}),

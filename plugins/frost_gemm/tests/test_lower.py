@@ -536,8 +536,11 @@ def test_gen_index_of_another_shape():
         ("relu", 1, "float32", "int32"),
         ("add", 2, "int32", "int32"),
         ("add", 2, "float32", "int32"),
-        ("mul", 2, "float32", "float32"),
+        ("mul", 2, "float32", "int32"),
         ("mul", 2, "int32", "int32"),
+        ("add_square", 2, "float32", "int32"),
+        ("div", 2, "float32", "float32"),
+        ("div", 2, "int32", "int32"),
         ("exp", 1, "float32", "float32"),
         ("exp", 1, "int32", ""),
         ("add", 2, "float64", ""),
@@ -554,10 +557,35 @@ def test_integers_are_computed_where_nothing_is_lost(op, arguments, compute, exp
         assert declines(g) == {("dtype.compute", op)}
 
 
-def test_integer_sums_that_become_floats_are_computed_as_declared():
+@pytest.mark.parametrize("compute", ["float32", "int32"])
+@pytest.mark.parametrize(
+    ("op", "narrow", "other", "expected"),
+    [
+        ("add", "int32", "int32", "int32"),
+        ("add", "int32", "int8", "int32"),
+        ("mul", "int8", "int8", "int32"),  # 0 * -1 is 0, and in fp32 -0
+        ("add", "int8", "uint8", "float32"),
+        ("sub", "int8", 2**24 - 128, "float32"),
+        ("sub", "int8", 2**24 - 127, "int32"),
+        ("add_square", "int8", "uint8", "float32"),
+        ("add_square", "boolean", 4095, "float32"),
+        ("add_square", "boolean", 4096, "int32"),
+    ],
+)
+def test_integers_that_become_floats_are_exact_by_the_quickest_way(op, narrow, other, expected, compute):
     g = new("int8", "int32", "int32")
-    done(g.add(product(g, out="int32"), g.tensor((1, M, N), data_type="int32"), compute_data_type="float32"), "float32")
-    assert program(g).ops[0].compute == "float32"  # two int32 add to more than an int32, which a float32 can hold
+    first = g.identity(product(g, out="int32"), compute_data_type="int32").set_data_type(narrow)
+    operand = g.tensor((1, M, N), data_type=other) if isinstance(other, str) else other
+    done(getattr(g, op)(first, operand, compute_data_type=compute), "float32")
+    constant_is_float = compute == "float32" and not isinstance(other, str)
+    assert program(g).ops[-1].compute == ("float32" if constant_is_float else expected)
+
+
+@pytest.mark.parametrize("clip", ["lower_clip", "upper_clip"])
+def test_a_clip_at_0_is_one(clip):
+    g = new("int8", "int32", "int32")
+    done(g.relu(product(g, out="int32"), compute_data_type="float32", **{clip: 0.0}), "int32")
+    assert program(g).ops[0].compute == "float32"
 
 
 def test_integer_arithmetic_of_floats_is_declined():

@@ -15,7 +15,8 @@ pytest.importorskip("cutlass.cute", reason="needs nvidia-cutlass-dsl")
 
 from _epilogue import compiled, launch, strided
 from frost_gemm.ir import Aux, Gemm, Matrix, Op, Program, Ref, Store
-from frost_gemm.ops import TABLE
+from frost_gemm.ops import GROWING, TABLE
+from frost_gemm.reference import execute
 
 UNIT = 2.0**-24  # half an ulp of 1
 # (op, relative error in units, from where to where in x)
@@ -92,20 +93,28 @@ def test_stated_errors_hold_on_a_dense_sweep(pattern):
     check(pattern, 10000)
 
 
+INTEGER_OPS = (*sorted(GROWING), "neg", "abs", "div", "identity")
+
+
 @pytest.mark.parametrize("pattern", ["wgmma", "tcgen05"])
-def test_ops_of_int32_saturate(pattern):
-    """Every pair of edges and of small integers."""
-    edges = [-(2**31), -(2**31) + 1, -(2**16), -3, -1, 0, 1, 2**15, 2**16 - 1, 2**24 + 1, 2**31 - 1]
-    a, b = (np.array(side, np.int32).reshape(1, 11, 11) for side in zip(*itertools.product(edges, edges), strict=True))
-    names = ("add", "sub", "mul", "add_square")
-    ops = tuple(Op(name, (Ref("acc", 0), Ref("aux", 0)), "int32", "int32") for name in names)
-    stores = tuple(Store(Ref("val", i), "int32", "n", 4) for i in range(len(ops)))
+def test_ops_of_int32_are_exact_and_rounded_once_to_their_type(pattern):
+    """Every pair of edges, of small integers and of one that rounds twice by way of fp32; sums and products that are declared as
+    integers saturate, those that become floats don't."""
+    edges = [-(2**31), -(2**31) + 1, -(2**16), -3, -1, 0, 1, 2**15, 2**16 - 1, 2**24 + 1, 2**24 + 2**16 + 1, 2**31 - 1]
+    size = len(edges)
+    pairs = zip(*itertools.product(edges, edges), strict=True)
+    a, b = (np.array(side, np.int32).reshape(1, size, size) for side in pairs)
+    kinds = {"int32": np.int32, "float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}
+    sides = (Ref("acc", 0), Ref("aux", 0))
+    ops = tuple(Op(name, sides[: TABLE[name].arity], dtype, "int32") for name in INTEGER_OPS for dtype in kinds)
+    stores = tuple(Store(Ref("val", i), op.dtype, "n", 2) for i, op in enumerate(ops))
     matrices = (Matrix("int32"),)
     made = Program(matrices, matrices, (Gemm(dtype="int32"),), stores, (), (Aux("int32", "full"),), ops, "int32")
-    out = [np.zeros_like(a) for _ in ops]
+    out = [np.zeros(a.shape, kinds[op.dtype]) for op in ops]
     operands = {"a0": strided(a), "b0": (np.zeros(4, np.int32), (1, 1, 0)), "aux0": strided(b)}
     operands |= {f"store{i}": strided(array) for i, array in enumerate(out)}
-    launch(compiled(made, pattern), made, (11, 11, 16, 1), operands)
-    for name, got in zip(names, out, strict=True):
-        want = TABLE[name].reference(a.astype(np.int64), b.astype(np.int64))
-        np.testing.assert_array_equal(got, np.clip(want, -(2**31), 2**31 - 1), name)
+    launch(compiled(made, pattern, 8 if pattern == "wgmma" else 4), made, (size, size, 16, 1), operands)
+    want = execute(made, [a.astype(np.int64)], [np.eye(size, dtype=np.int64)[None]], [b.astype(np.int64)])
+    for op, got, value in zip(ops, out, want.stores, strict=True):
+        numbers = (got.astype(np.uint32) << 16).view(np.float32) if op.dtype == "bfloat16" else got
+        np.testing.assert_array_equal(numbers, value, f"{op.name} {op.dtype}")

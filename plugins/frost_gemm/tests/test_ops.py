@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from frost_gemm.ir import Op, Ref
-from frost_gemm.ops import COMPARING, REDUCTIONS, SELECTING, TABLE, keeps_zero, zero_preserving
+from frost_gemm.ops import COMPARING, EXACT, GROWING, REDUCTIONS, TABLE, keeps_zero, zero_preserving
 
 import cudnn_core
 from cudnn_core import lookup_op
@@ -91,9 +91,9 @@ def reference(name, args, attrs):
         return TABLE[name].reference(*wide, **attrs)
 
 
-def lowered(name, args, attrs, integer=False):
+def lowered(name, args, attrs, integer=False, wide=False):
     row = TABLE[name]
-    result = row.lower(NumpyFacade(integer), *args, **attrs)
+    result = row.lower(NumpyFacade(integer, wide=wide), *args, **attrs)
     assert (row.result == "mask") == (result.dtype == bool)
     return result
 
@@ -159,6 +159,14 @@ def test_formula_in_int32_is_exact(name):
     np.testing.assert_array_equal(lowered(name, args, attrs, integer=True).astype(np.int64), want)
 
 
+@pytest.mark.parametrize("name", sorted(GROWING))
+def test_formula_of_integers_that_become_floats_is_exact_beyond_int32(name):
+    args = integers(2)
+    got = lowered(name, args, {}, integer=True, wide=True)
+    assert got.dtype == np.int64
+    np.testing.assert_array_equal(got, reference(name, args, {}))
+
+
 def test_sources():
     facade = NumpyFacade(integer=True, shape=(2, 3, 4))
     for axis in range(3):
@@ -194,10 +202,11 @@ def test_reference_agrees_with_torch_reference_on_floats(name, attrs):
     np.testing.assert_allclose(reference(name, args, attrs).astype(np.float64), got, rtol=1e-9, atol=1e-200)
 
 
-@pytest.mark.parametrize("name", sorted(n for n in POINTWISE if TABLE[n].integer and n != "div"))
+@pytest.mark.parametrize("name", sorted(EXACT - SOURCES))
 def test_reference_agrees_with_torch_reference_on_integers(name):
+    """Whose results are exact though the graph declares float32."""
     attrs = CLIPS[0] if name == "relu" else {}
-    args = integers(TABLE[name].arity, seed=1, extreme=name in SELECTING)
+    args = integers(TABLE[name].arity, seed=1)
     out_dtype = "boolean" if name in COMPARING else "int32"
     got = through_graph(name, args, attrs, ["int32"] * len(args), out_dtype)
     np.testing.assert_array_equal(reference(name, args, attrs).astype(np.int64), got.astype(np.int64))

@@ -55,6 +55,15 @@ def test_one_rounding_from_fp64_not_two():
     assert rounded(value, "bfloat16") == 1 + 2.0**-7
 
 
+def test_one_rounding_from_int64_not_two():
+    """fp64 would round to the midpoint of two neighbours, and then to the even one."""
+    for sign in (-1, 1):
+        for dtype, unit in (("float32", 2**38), ("bfloat16", 2**54)):
+            value = sign * (2**61 + unit // 2 + 1)
+            assert rounded(np.array([value, value - sign]), dtype).tolist() == [sign * (2**61 + unit), sign * 2**61]
+    assert rounded(np.array([2**62, -(2**62), 2**53 - 1, 0]), "float32").tolist() == [2.0**62, -(2.0**62), 2.0**53, 0.0]
+
+
 @pytest.mark.parametrize(
     ("dtype", "largest", "beyond"),
     [

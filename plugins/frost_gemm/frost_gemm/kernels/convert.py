@@ -1,9 +1,9 @@
 """Data types of values in registers: rounding to a declared type, storage form and back.
 
-A *wide* vector is what formulas compute with: Float32 for float types, Int32 for ``int32``, ``int8``, ``uint8`` and ``boolean`` (0 or 1).
-A *narrow* vector has the storage type (``args.ELEMENTS``). Rounding is to nearest even in one step; fp16 and bf16 overflow to infinity,
-fp8 saturates at its largest finite value, infinities too; integers saturate, NaN becomes 0; ``boolean`` is ``!= 0``. An int32 value
-goes to a 16- or 8-bit float by way of fp32.
+A *wide* vector is what formulas compute with: Float32 for float types, Int32 for ``int32``, ``int8``, ``uint8`` and ``boolean`` (0 or 1);
+Int64 for a result of integers that is about to become a float. A *narrow* vector has the storage type (``args.ELEMENTS``). Rounding is to
+nearest even in one step; fp16 and bf16 overflow to infinity, fp8 saturates at its largest finite value, infinities too; integers
+saturate, NaN becomes 0; ``boolean`` is ``!= 0``.
 
 Conversions are inline PTX: in packed pairs, and opaque to the compiler, which folds chains such as int32 -> fp32 -> fp8 into conversions
 that do not exist. Imported by the epilogue and by mainloop prologues.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import vector
 
@@ -56,8 +56,25 @@ def floats_of_bytes(x: cute.TensorSSA, dtype: str) -> cute.TensorSSA:
 
 
 def as_float(x: cute.TensorSSA) -> cute.TensorSSA:
-    """A wide vector in fp32."""
+    """A wide vector in fp32, rounded to nearest even."""
+    if x.dtype is Int64:
+        return each("cvt.rn.f32.s64", Float32, x)
     return x if x.dtype is Float32 else x.to(Float32)
+
+
+def _on_the_way_to(dtype: str, x: cute.TensorSSA) -> cute.TensorSSA:
+    """A wide vector in fp32, such that rounding it to the narrower float ``dtype`` is the only rounding.
+
+    fp32 holds every integer up to 2^24. Beyond, fp16 and fp8 have overflowed, and for bf16 the integer is rounded to odd: towards zero,
+    and where that was inexact the last bit is set (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008).
+    """
+    if x.dtype is Float32 or dtype != "bfloat16":
+        return as_float(x)
+    kind = "s64" if x.dtype is Int64 else "s32"
+    down = each(f"cvt.rz.f32.{kind}", Float32, x)
+    exact = each(f"cvt.rzi.{kind}.f32", x.dtype, down) == x
+    bits = down.bitcast(Int32)
+    return cute.where(exact, bits, bits | cute.full_like(bits, 1)).bitcast(Float32)
 
 
 def as_integer(x: cute.TensorSSA) -> cute.TensorSSA:
@@ -70,11 +87,10 @@ def narrow(x: cute.TensorSSA, dtype: str) -> cute.TensorSSA:
     if dtype in INTEGERS:
         integer = _rounded_integer(x, dtype)
         return integer if dtype == "int32" else integer.to(ELEMENTS[dtype])
-    x = as_float(x)
     if dtype == "float32":
-        return x
+        return as_float(x)
     instruction, pair = _PACKED[dtype]
-    return on_pairs(instruction, pair, ELEMENTS[dtype], x)
+    return on_pairs(instruction, pair, ELEMENTS[dtype], _on_the_way_to(dtype, x))
 
 
 def widen(x: cute.TensorSSA, dtype: str) -> cute.TensorSSA:

@@ -171,7 +171,7 @@ class Epilogue:
         row = TABLE[op.name]
         size = len(chunk.offsets)
         if op.compute == "int32":
-            m: Any = IntegerMath(size, lambda axis: _index(chunk, axis))
+            m: Any = IntegerMath(size, lambda axis: _index(chunk, axis), wide=op.dtype not in INTEGERS)
             args = [as_integer(arg) for arg in args]
         else:
             m = FloatMath(size)

@@ -1,6 +1,6 @@
 """The arithmetic of the op table's formulas on vectors of registers: the facade ``m`` that ``formulas`` describes.
 
-``FloatMath`` computes in fp32 and ``IntegerMath`` in int32, on vectors of shape (V,); masks are Boolean vectors. Errors relative to the
+``FloatMath`` computes in fp32 and ``IntegerMath`` in integers, on vectors of shape (V,); masks are Boolean vectors. Errors relative to the
 exact function of the fp32 argument, where the result is a normal number; what approximate instructions add is from the PTX ISA:
 
     add sub mul fma div   correctly rounded; ``mul.rn`` and ``fma.rn`` are never contracted with a neighbour
@@ -196,10 +196,17 @@ class FloatMath(_Math):
 
 
 class IntegerMath(_Math):
-    """int32: modulo 2^32 but for ``mad_sat``; division truncates, and neither 0 nor -2^31 / -1 reaches it."""
+    """int32: modulo 2^32 but for ``mad``; division truncates, and neither 0 nor -2^31 / -1 reaches it.
+
+    ``wide``: results become floats, so that ``mad`` gives Int64, exact; else it saturates.
+    """
 
     dtype = Int32
     integer = True
+
+    def __init__(self, size: int, index_of: Callable[[int], Vector] | None = None, wide: bool = False) -> None:
+        super().__init__(size, index_of)
+        self.wide = wide
 
     def index(self, axis: int) -> Vector:
         assert self._index_of is not None, "positions are known in an epilogue alone"
@@ -217,8 +224,9 @@ class IntegerMath(_Math):
     def fma(self, a: Vector, b: Vector, c: Vector) -> Vector:
         return a * b + c
 
-    def mad_sat(self, a: Vector, b: Vector, c: Vector) -> Vector:
-        return each("cvt.sat.s32.s64", Int32, each("mad.wide.s32", Int64, a, b, c.to(Int64)))
+    def mad(self, a: Vector, b: Vector, c: Vector) -> Vector:
+        exact = each("mad.wide.s32", Int64, a, b, c.to(Int64))
+        return exact if self.wide else each("cvt.sat.s32.s64", Int32, exact)
 
     def div(self, a: Vector, b: Vector) -> Vector:
         return _like(a, arith.divsi(a, b))
