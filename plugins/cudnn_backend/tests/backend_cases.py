@@ -638,7 +638,7 @@ CASES: list[Case] = [
     Case("pointwise-leaky", leaky, HALF),
     Case("pointwise-relu-gradient", relu_gradient, HALF),
     Case("pointwise-index-select", index_select, HALF),
-    Case("pointwise-strided-broadcast", strided_broadcast, HALF, declined=BROADCAST),
+    Case("pointwise-strided-broadcast", strided_broadcast, HALF),
     Case("pointwise-row-bias", row_bias, HALF),
     Case("pointwise-row-scale", row_scale, HALF),
     Case("pointwise-every-row", every_row, HALF),

@@ -300,19 +300,22 @@ class _Analysis:
         self.c.require(len(frame.axes) <= _MOST_AXES, "shape.rank", "graph", f"{_MOST_AXES} axes or fewer", rank)
         return frame
 
-    def _unproven(self, nodes: tuple[FrozenNode, ...], frame: Frame) -> dict[str, str]:
-        """The broadcasts of pointwise operations that no row of ``RIGHT`` has: input -> pattern in the frame's view."""
+    def _unproven(self, nodes: tuple[FrozenNode, ...], frame: Frame, *, virtual_alone: bool = False) -> dict[str, str]:
+        """The broadcasts of pointwise operations that no row of ``RIGHT`` has: input -> pattern in the frame's view.
+
+        ``virtual_alone``: those of results of the graph itself, which no row covers.
+        """
         right = RIGHT.get(form(frame, reduces=any(node.op == "reduction" for node in nodes)), frozenset())
         found = {}
         for node in nodes:
             for port, tensor in node.inputs.items() if node.op in POINTWISE else ():
-                if tensor.is_constant or tensor.by_value:
+                if tensor.is_constant or tensor.by_value or (virtual_alone and tensor.role != "virtual"):
                     continue
                 result, operand = self._view(frame, node.outputs["out"]), self._view(frame, tensor)
                 if result is None or operand is None:  # told by ``_layouts``
                     continue
                 meets = pattern(result.dim, operand)
-                if set(meets) & {"b", "0"} and meets not in right:
+                if set(meets) & {"b", "0"} and (tensor.role == "virtual" or meets not in right):
                     found[f"{node.op}.{port}"] = meets
         return found
 
@@ -320,9 +323,12 @@ class _Analysis:
         return frame.view(self._layout(tensor), virtual=tensor.role == "virtual")
 
     def _broadcasts(self, nodes: tuple[FrozenNode, ...], frame: Frame) -> None:
-        """Other engines than that of pointwise graphs serve what has another kind of operation."""
-        if self.c and all(node.op in POINTWISE or node.op in _SAME_ENGINE for node in nodes):
-            for subject, meets in self._unproven(nodes, frame).items():
+        """Other engines than that of pointwise graphs serve what has another kind of operation. Of them nobody has compared a
+        computed operand that broadcasts."""
+        if self.c:
+            pointwise = all(node.op in POINTWISE or node.op in _SAME_ENGINE for node in nodes)
+            found = self._unproven(nodes, frame, virtual_alone=not pointwise)
+            for subject, meets in found.items():
                 self.c.require(
                     False,
                     "x.cudnn_backend.broadcast",
