@@ -22,7 +22,7 @@ ENV := venv
 PARALLEL := -n 2 --dist loadfile
 endif
 
-.PHONY: help demo test test-all gpu-test bench bench-emulator bench-gemm lint format docs clean venv dev-site
+.PHONY: help demo test test-all gpu-test bench bench-emulator bench-gemm bench-backend lint format docs clean venv dev-site
 
 help:
 	@echo 'make demo      the main job: a sentence encoder on cudnn_core graphs'
@@ -32,6 +32,7 @@ help:
 	@echo 'make format    rewrite the sources        make docs      rewrite what pages show'
 	@echo 'make clean     remove .venv and caches    make bench-emulator  time of the PTX emulator'
 	@echo 'make bench-gemm  GEMM on a GPU against cuBLAS and others'
+	@echo 'make bench-backend  the cuDNN backend plugin against the frontend, on a GPU'
 
 demo: $(ENV)
 	@$(PY) examples/sentence_search $(ARGS)
@@ -56,6 +57,9 @@ bench-emulator: $(ENV)
 
 bench-gemm: $(ENV)
 	$(PY) benchmarks/gemm.py $(ARGS)
+
+bench-backend: $(ENV)
+	$(PY) benchmarks/backend.py $(ARGS)
 
 lint: $(ENV)
 	$(PY) -m ruff check .
