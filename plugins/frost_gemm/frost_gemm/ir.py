@@ -10,6 +10,7 @@ epilogue are [L, M, N]. ``major`` names the axis of unit stride: "k" or "mn" for
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -123,8 +124,8 @@ class Program:
     promote: bool = False
 
     def canonical(self) -> str:
-        """Canonical JSON: equal texts mean equal kernels."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """Canonical JSON: equal texts mean equal kernels. Infinities and NaN, which JSON lacks, are {"float": "inf"} and so on."""
+        return json.dumps(_plain(asdict(self)), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     def swapped(self) -> Program:
         """The transposed problem: C^T = B^T A^T. A and B, rows and columns change places; the arithmetic is the same."""
@@ -150,6 +151,15 @@ class Program:
             aux=tuple(replace(aux, kind=kinds.get(aux.kind, aux.kind), major=turn[aux.major]) for aux in self.aux),
             ops=ops,
         )
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in what JSON can say. Floats that are not finite become objects, which no attribute is; -0.0 stays apart from 0.0."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(float(value))}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _swapped_axis(axis: int) -> int:

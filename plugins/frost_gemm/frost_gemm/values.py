@@ -3,6 +3,7 @@ and ``operands`` alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ INTEGERS = frozenset({"int32", "int8", "uint8", "boolean"})
 # Computed in fp32, at least as precise as declared; FAST_FLOAT_FOR_FP8 also says that fp8 products need no promotion.
 FLOAT_COMPUTE = frozenset({"float32", "bfloat16", "float16", "fast_float_for_fp8"})
 _EXACT_IN_FLOAT32 = 2**24  # integers up to it are floats
+_ROUNDS_TO_INFINITY = 2.0**128 - 2.0**103  # in fp32, from there up
 NOTHING = Ref("val", -2)  # stands for a value that could not be lowered; a decline says why
 
 
@@ -79,7 +81,8 @@ class Values:
         inputs = [node.inputs[port] for port in ("in0", "in1", "in2")[: row.arity]]
         args = [self.argument(node, port, ops, refs, scalars) for port in ("in0", "in1", "in2")[: row.arity]]
         compute = self._compute(node, inputs)
-        if not compute or NOTHING in args:
+        held = all([self._held(f"{node.op}.{name}", value) for name, value in node.attrs.items()])
+        if not compute or not held or NOTHING in args:
             return
         if node.op == "identity" and inputs[0].dtype == out.dtype:
             refs[out.index] = args[0]
@@ -96,6 +99,8 @@ class Values:
         ref = NOTHING
         if not self.has_value_dtype(subject, tensor):
             pass
+        elif tensor.is_constant and not self._held(subject, tensor.value):
+            pass
         elif tensor.is_constant:
             value = int(tensor.value) if isinstance(tensor.value, bool) else tensor.value
             compute = "int32" if tensor.dtype in INTEGERS else "float32"
@@ -107,6 +112,11 @@ class Values:
             ref = self._aux(tensor, subject)
         refs[tensor.index] = ref
         return ref
+
+    def _held(self, subject: str, value: Any) -> bool:
+        """Whether a number is finite in the kernel, which computes in fp32, if it is finite; declined if it is not."""
+        finite = not isinstance(value, float) or abs(value) < _ROUNDS_TO_INFINITY or not math.isfinite(value)
+        return self.c.require(finite, "op.attribute", subject, "a number that float32 holds", value)
 
     def materialized(self, ref: Ref, dtype: str) -> Ref:
         """``ref`` as the result of an op or an accumulator: outputs are never operands."""

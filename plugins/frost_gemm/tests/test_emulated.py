@@ -6,6 +6,7 @@ Every run fails on a finding of the emulator too: a race, an access out of bound
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from graphs import bias_relu, dequantised, matmul, plain
@@ -86,6 +87,37 @@ def test_results_of_integers_that_become_floats_do_not_saturate(emulated, device
     y.set_output(True).set_name("exact").set_data_type("int32")
     report = emulated(g, device, SMALL[device])
     assert all(output["max_rel"] < 2**-23 for output in report["outputs"])
+
+
+def _masked():
+    """A causal mask of -inf, other numbers that JSON lacks, and zeros of both signs."""
+    g, c = matmul(m=24, n=40, k=40, out="float32")
+    row, col = (g.gen_index(c, axis=axis).set_data_type("int32") for axis in (1, 2))
+    seen = g.cmp_ge(row, col, compute_data_type="int32").set_data_type("boolean")
+    values = {
+        "masked": g.binary_select(c, -math.inf, seen),
+        "nan": g.binary_select(c, math.nan, seen),
+        "clipped": g.relu(c, upper_clip=math.inf),
+        "signs": g.reciprocal(g.add(g.mul(c, 0.0), -0.0)),
+    }
+    for name, value in values.items():
+        value.set_output(True).set_name(name).set_data_type("float32")
+    return g
+
+
+def _infinite_weights():
+    g = cudnn_core.Graph(io_data_type="bfloat16", intermediate_data_type="float32", compute_data_type="float32")
+    a, b = g.tensor(dim=(1, 24, 48), name="A"), g.tensor(dim=(1, 48, 48), name="B", data_type="fp8_e4m3")
+    a = g.identity(g.max(a, -math.inf)).set_data_type("bfloat16")
+    b = g.identity(g.mul(g.min(b, math.inf), math.inf)).set_data_type("bfloat16")
+    g.matmul(A=a, B=b).set_output(True).set_data_type("float32")
+    return g
+
+
+@pytest.mark.parametrize("device", ["H200", "B200"])
+@pytest.mark.parametrize("graph", [_masked, _infinite_weights])
+def test_numbers_that_are_not_finite(emulated, graph, device):
+    emulated(graph(), device, SMALL[device])
 
 
 WIDE = {"tile_m": 128, "tile_n": 64}

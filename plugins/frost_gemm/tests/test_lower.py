@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 
 import pytest
@@ -586,6 +587,40 @@ def test_a_clip_at_0_is_one(clip):
     g = new("int8", "int32", "int32")
     done(g.relu(product(g, out="int32"), compute_data_type="float32", **{clip: 0.0}), "int32")
     assert program(g).ops[0].compute == "float32"
+
+
+@pytest.mark.parametrize("value", [1e39, -1e300, 2.0**128 - 2.0**103])
+def test_numbers_that_float32_does_not_hold_are_declined(value):
+    g = new()
+    done(g.relu(product(g), negative_slope=value), name="slope")
+    done(g.swish(product(g), swish_beta=value), name="beta")
+    constant = g.tensor_scalar(value, cudnn_core.scalar_type.COMPILE_TIME_CONST).set_data_type("fp8_e5m2")
+    done(g.add(product(g), constant), name="constant")
+    subjects = ("relu.negative_slope", "swish.swish_beta", "add.in1")
+    assert declines(g) == {("op.attribute", subject) for subject in subjects}
+
+
+@pytest.mark.parametrize("value", [3.4028235e38, -(2.0**128 - 2.0**103) * (1 - 2.0**-53), math.inf, -math.inf])
+def test_numbers_that_float32_holds_and_infinities_are_not(value):
+    g = new()
+    done(g.relu(product(g), negative_slope=value), name="slope")
+    done(g.add(product(g), value if math.isinf(value) else 3e38), name="constant")
+    assert value in [dict(op.attrs).get("negative_slope") for op in program(g).ops]
+
+
+def test_the_canonical_program_is_strict_json_and_tells_every_number_apart():
+    texts = set()
+    values = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0)
+    for value in values:
+        g = new()
+        done(g.add(product(g), value))
+        text = program(g).canonical()
+        json.loads(text, parse_constant=pytest.fail)
+        texts.add(text)
+        if not math.isfinite(value):
+            assert f'["value",{{"float":"{value}"}}]' in text
+    assert len(texts) == len(values)
+    assert program(g).canonical() == program(g).canonical()
 
 
 def test_integer_arithmetic_of_floats_is_declined():

@@ -16,6 +16,7 @@ Imported by the epilogue and by mainloop prologues.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,10 @@ class FloatMath(_Math):
 
     dtype = Float32
     integer = False
+
+    def const(self, x: float) -> Vector:
+        # The DSL keeps its constants by value, and -0.0 == 0.0: where both occur it takes the first one for either.
+        return -super().const(0.0) if x == 0 and math.copysign(1.0, x) < 0 else super().const(x)
 
     def add(self, a: Vector, b: Vector) -> Vector:
         return a + b
