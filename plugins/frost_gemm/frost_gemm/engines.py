@@ -40,10 +40,12 @@ ERRORS = "calibration/errors.json"  # of the estimates, by architecture
 
 
 class _Gemm:
-    """What the engines share. ``mma`` is the matrix instruction; ``sm`` and ``knobs`` are as in the manifest."""
+    """What the engines share. ``mma`` is the matrix instruction; ``sm``, ``knobs`` and ``notes`` are as in the manifest, but for the note
+    deterministic, which not every plan has."""
 
     mma = ""
     sm: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     knobs: tuple[str, ...] = ()
 
     def check_support(self, graph: FrozenGraph, ctx: ExecutionContext) -> Support | Declined:
@@ -120,7 +122,7 @@ class _Gemm:
         if isinstance(found, LayoutError):
             return Declined((_decline(found, lowered),))
         configs = tuple(PlanConfig("", dict(_knobs(choice.config, self.knobs))) for choice in found)
-        return Support(configs, workspace=0, notes=_notes(program, facts))
+        return Support(configs, workspace=0, notes=frozenset(self.notes) | _notes(program, facts))
 
 
 class Sm90Wgmma(_Gemm):
@@ -128,6 +130,7 @@ class Sm90Wgmma(_Gemm):
 
     mma = "wgmma"
     sm = ("90a",)
+    notes = ("cuda_graph", "ran_on_h200")
     knobs = (*KNOBS, "schedule")
 
 
@@ -136,6 +139,7 @@ class Sm100Tcgen05(_Gemm):
 
     mma = "tcgen05"
     sm = ("100f",)
+    notes = ("cuda_graph", "emulated_only")
     knobs = (*KNOBS, "cta_group")
 
 
@@ -161,10 +165,10 @@ def _shape(graph: FrozenGraph, binding: Binding) -> Shape:
 
 
 def _notes(program: Program, facts: ArchFacts) -> frozenset[str]:
-    """Floats that several CTAs add up come in any order; minima, maxima and integers don't mind. Promotion adds what fp8 MMAs give
-    in float32, and can't add what they have dropped."""
+    """The notes of this program's plans alone. Floats that several CTAs add up come in any order; minima, maxima and integers don't mind.
+    Promotion adds what fp8 MMAs give in float32, and can't add what they have dropped."""
     loose = (r for r in program.reductions if r.dtype != "int32" and REDUCTIONS[r.mode].combine not in ("min", "max"))
-    notes = {"cuda_graph"} if any(loose) else {"cuda_graph", "deterministic"}
+    notes = set() if any(loose) else {"deterministic"}
     if facts.fp8_sum_bits and any(matrix.mma_dtype in FP8 for matrix in (*program.a, *program.b)):
         notes.add("reduced_precision_reduction")
     return frozenset(notes)

@@ -31,7 +31,7 @@ class ArchFacts:
     a_collector   the MMA can keep A for the next instruction; b_collector: and B
     launch_control  clusters can take over the next tile's launch (cluster launch control)
     int8          the matrix unit multiplies int8
-    max_cluster   CTAs of a cluster
+    max_cluster   CTAs of a cluster: of the architecture's, those that the SMs hold
     """
 
     target: str
@@ -93,11 +93,12 @@ def arch_facts(device: DeviceInfo) -> ArchFacts | None:
     shared = max(
         device.shared_memory_per_block_optin or row.shared_bytes, device.oversized_shared_memory_per_block or 0
     )
+    sms = device.sm_count or 1
     return ArchFacts(
         target=f"sm_{device.sm_version}a",
         mma=row.mma,
         shared_bytes=shared,
-        sm_count=device.sm_count or 1,
+        sm_count=sms,
         tmem_columns=row.tmem_columns,
         fp8_k_bytes=row.fp8_k_bytes,
         fp8_sum_bits=row.fp8_sum_bits,
@@ -105,5 +106,5 @@ def arch_facts(device: DeviceInfo) -> ArchFacts | None:
         b_collector=row.b_collector,
         launch_control=row.launch_control,
         int8=row.int8,
-        max_cluster=row.max_cluster,
+        max_cluster=min(row.max_cluster, sms),
     )

@@ -81,8 +81,8 @@ class Values:
         inputs = [node.inputs[port] for port in ("in0", "in1", "in2")[: row.arity]]
         args = [self.argument(node, port, ops, refs, scalars) for port in ("in0", "in1", "in2")[: row.arity]]
         compute = self._compute(node, inputs)
-        held = all([self._held(f"{node.op}.{name}", value) for name, value in node.attrs.items()])
-        if not compute or not held or NOTHING in args:
+        held = [self._held(f"{node.op}.{name}", value) for name, value in node.attrs.items()]
+        if not compute or not all(held) or NOTHING in args:
             return
         if node.op == "identity" and inputs[0].dtype == out.dtype:
             refs[out.index] = args[0]
@@ -99,13 +99,12 @@ class Values:
         ref = NOTHING
         if not self.has_value_dtype(subject, tensor):
             pass
-        elif tensor.is_constant and not self._held(subject, tensor.value):
-            pass
         elif tensor.is_constant:
             value = int(tensor.value) if isinstance(tensor.value, bool) else tensor.value
             compute = "int32" if tensor.dtype in INTEGERS else "float32"
-            ops.append(Op("constant", (), str(tensor.dtype), compute, (("value", value),)))
-            ref = Ref("val", len(ops) - 1)
+            if self._held(subject, value):
+                ops.append(Op("constant", (), str(tensor.dtype), compute, (("value", value),)))
+                ref = Ref("val", len(ops) - 1)
         elif not scalars or self.c.require(
             all(size == 1 for size in tensor.dim), "op.pattern", subject, "a scalar", shown(tensor.dim)
         ):

@@ -16,6 +16,7 @@ from graphs import bias_relu, dequantised, matmul, plain
 
 import cudnn_core
 from cudnn_core import BuildError, DeviceInfo, Dim, ExecutionContext, Plan, PlanConfig, Support
+from cudnn_core._cli import main
 
 SM90, SM100 = "frost_gemm:sm90_wgmma@1", "frost_gemm:sm100_tcgen05@1"
 ENGINES = {"H200": (SM90, engines.Sm90Wgmma), **dict.fromkeys(("B200", "B300", "R200"), (SM100, engines.Sm100Tcgen05))}
@@ -59,7 +60,8 @@ def test_the_engine_of_the_generation_offers_up_to_eight_settings(device, dtype)
     assert 1 < len(found.configs) <= 8
     assert found.workspace == 0
     short = {"reduced_precision_reduction"} if device == "H200" and dtype.startswith("fp8") else set()
-    assert found.notes == {"deterministic", "cuda_graph"} | short
+    tested = "ran_on_h200" if device == "H200" else "emulated_only"
+    assert found.notes == {"deterministic", "cuda_graph", tested} | short
 
 
 @pytest.mark.parametrize(
@@ -200,8 +202,21 @@ def test_floats_added_up_by_many_ctas_are_not_deterministic():
         g.reduction(c, mode=mode, out_dims=(1, 1, 1)).set_output(True).set_data_type("float32")
         return verdict(g, "H200")
 
-    assert reduced("ADD").notes == {"cuda_graph"}
-    assert reduced("AMAX").notes == {"cuda_graph", "deterministic"}
+    assert "deterministic" not in reduced("ADD").notes
+    assert "deterministic" in reduced("AMAX").notes
+
+
+@pytest.mark.parametrize(("device", "silicon"), [("H200", "ran_on_h200"), ("B200", "emulated_only")])
+def test_what_has_run_on_hardware_is_noted_by_engine_and_graph_and_can_be_required(device, silicon, capsys):
+    g, c = matmul(out="float32")
+    g.reduction(c, mode="ADD", out_dims=(1, 1, 1)).set_output(True).set_data_type("float32")
+    assert silicon in verdict(g, device).notes
+    main(["engines"])
+    (shown,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith(ENGINES[device][0]))
+    assert silicon in shown
+    with cudnn_core.configure(require=["ran_on_h200"]):
+        row = explained(plain(), device)
+    assert (row.state == "selected") == (silicon == "ran_on_h200")
 
 
 def test_runtime_sizes_are_ranked_by_their_hint_and_declared_bounds_count():
@@ -369,6 +384,19 @@ def test_knobs_that_do_not_fit_are_refused_with_their_reason_and_never_changed(d
     assert error.value.decline.code == code
 
 
+@pytest.mark.parametrize("knobs", [{"cluster_m": 2}, {"cluster_n": 2}, {"split_k": 2}])
+@pytest.mark.parametrize("device", ["H200", "B200"])
+def test_a_cluster_that_the_device_has_no_sms_for_is_refused(device, knobs):
+    engine_id, factory = ENGINES[device]
+    ctx = ExecutionContext(None, DeviceInfo.preset(device).with_sm_count(1))
+    config = PlanConfig(engine_id, _defaults(engine_id) | knobs)
+    with pytest.raises(BuildError) as error:
+        factory().build_plan(plain().freeze("cuda"), config, ctx)
+    assert (error.value.decline.code, error.value.decline.expected) == ("knob.domain", {"at most": 1})
+    offered = factory().check_support(plain().freeze("cuda"), ctx).configs
+    assert {c.knobs["cluster_m"] * c.knobs["cluster_n"] * c.knobs["split_k"] for c in offered} == {1}
+
+
 def _defaults(engine_id):
     spec = cudnn_core.registry().get(engine_id.partition("@")[0]).spec
     return {name: knob.default for name, knob in spec.knobs.items()}
@@ -412,6 +440,7 @@ def test_every_knob_of_the_manifest_is_a_field_and_the_other_way_round(factory):
     name = {"wgmma": "frost_gemm:sm90_wgmma", "tcgen05": "frost_gemm:sm100_tcgen05"}[factory.mma]
     spec = cudnn_core.registry().get(name).spec
     assert set(spec.knobs) == set(factory.knobs)
+    assert spec.notes == {*factory.notes, "deterministic"}
     assert spec.aot
     assert "not_implemented" not in spec.notes
 

@@ -104,6 +104,18 @@ def test_every_pick_passes_its_own_gates_whatever_the_sizes(name, device):
             assert config.cluster <= facts.max_cluster
 
 
+@pytest.mark.parametrize("sms", [1, 2, 3, 7])
+@pytest.mark.parametrize("device", ["H200", "B200", "R200"])
+def test_no_cluster_is_larger_than_the_device(device, sms):
+    info = DeviceInfo.preset(device).with_sm_count(sms)
+    facts = arch_facts(info)
+    assert facts.max_cluster == sms
+    for shape in ((130, 40, 72), (16, 4096, 8192), (2048, 2048, 512)):
+        found = choose(program(), Shape(*shape), facts, info)
+        assert found
+        assert all(config.cluster <= sms for config, *_ in found)
+
+
 def test_operands_that_are_made_on_the_way_want_tiles_that_use_them_often():
     """int8 weights are converted once for each tile that they are part of: on an H200, 128 x 160 took twice as long as the product."""
     config = best(MADE, (4096, 14336, 4096))
