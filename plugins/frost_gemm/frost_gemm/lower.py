@@ -162,7 +162,8 @@ class _Lowering:
             c.require(False, "dtype.mixed", f"{prefix}A", " and ".join(first), " and ".join(pair))
         compute = str(node.compute_dtype)
         integer = pair[0] == "int8"
-        # The sums of int8 products are exact in int32, whatever type of at least that precision is declared.
+        # Sums of int8 products are made in int32, modulo 2^32, in whichever type the graph declares them. That is exact up to
+        # 2^31 - 1, which takes K of 131072 to exceed; beyond, the result is not what float32 sums would be.
         allowed = {"int32", "float32"} if integer else FLOAT_COMPUTE
         if compute not in allowed:
             c.require(False, "dtype.compute", f"{prefix}C", sorted(allowed), compute)
