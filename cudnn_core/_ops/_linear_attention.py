@@ -279,13 +279,14 @@ _AFTER_BOUND = (Attr("batch_invariant", "bool", False), Attr("overwrite_initial_
 
 _STEP = (
     "S = diag(a) S; u = beta (v - S^T k); S = S + k u^T; o = scale S^T q for each token and head, with scale = K^-0.5 by "
-    "default, a = exp(g) (g itself with gate_domain linear). "
+    "default, a = exp(min(g, 0)) (g itself, held to [1e-10, 1], with gate_domain linear). "
 )
 _SHAPES = (
     "q [T, H, K], k [T, H or HV, K], v [T, HV, V], {gate}, beta [T, HO] -> O [T, HO, V]; HO = max(H, HV), the smaller "
     "number of heads being shared by groups in order. cu_seqlens [N + 1] int32 or int64 bounds the sequences (absent: "
-    "one). initial_state [N, HO, V, K], or a pool of which state_indices [N] selects rows (a negative one reads zeros and "
-    "writes nothing); final_state likewise, in place with overwrite_initial_state. state_checkpoints "
+    "one): a boundary outside the tokens counts as their nearest end, an end before its start as the start, and O of tokens "
+    "in no sequence is 0. initial_state [N, HO, V, K], or a pool of which state_indices [N] selects rows (one outside the pool reads "
+    "zeros and writes nothing); final_state likewise, in place with overwrite_initial_state. state_checkpoints "
     "[max(T // n + N, 1), HO, V, K] holds, sequence after sequence, the states that enter tokens 0, n, 2 n, ... use_qk_l2norm divides q and k by sqrt(sum of squares + 1e-6); use_beta_sigmoid takes logits, "
     "allow_neg_eigval doubles their sigmoid. "
 )

@@ -260,7 +260,7 @@ def _delta(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
         q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
     q = q * (width**-0.5 if attrs["scale"] is None else attrs["scale"])
     q, k, v = (np.repeat(x, heads // x.shape[1], axis=1) for x in (q, k, v))
-    decay = np.maximum(g, 1e-10) if attrs["gate_domain"] == "linear" else np.exp(g)
+    decay = np.clip(g, 1e-10, 1.0) if attrs["gate_domain"] == "linear" else np.exp(np.minimum(g, 0.0))
     decay = decay.reshape(len(q), heads, -1)
     if attrs["use_beta_sigmoid"]:
         beta = sigmoid(beta) * (2.0 if attrs["allow_neg_eigval"] else 1.0)

@@ -217,6 +217,33 @@ def test_tokens_of_no_sequence_give_zero():
     assert (out[6:] == 0).all()
 
 
+def test_boundaries_outside_the_tokens_count_as_their_ends_and_a_decreasing_one_as_an_empty_sequence():
+    x = data("gdn")
+    out = run(build("gdn", x, cu=[-2, 4, 3, 12]), {**x, "cu_seqlens": cu_tensor([-2, 4, 3, 12])})
+    near(out["final_state"][0], recurrence("gdn", x, [0, 4])[1][0])
+    assert (out["final_state"][1] == 0).all()
+    near(out["final_state"][2], recurrence("gdn", {port: value[3:] for port, value in x.items()}, [0, T - 3])[1][0])
+
+
+@pytest.mark.parametrize("op", ["gdn", "kda"])
+def test_positive_gates_count_as_0(op):
+    x = data(op)
+    x["g"][2], x["g"][5] = 0.7, torch.inf
+    out = run(build(op, x), {**x, "cu_seqlens": cu_tensor()})
+    near(out["O"], recurrence(op, {**x, "g": x["g"].clamp(max=0)}, CU)[0])
+    x["g"] = (x["g"].clamp(max=1)).exp()
+    linear = run(build(op, x, gate_domain="linear"), {**x, "cu_seqlens": cu_tensor()})
+    near(linear["O"], out["O"])
+
+
+@pytest.mark.parametrize("op", ["gdn", "kda"])
+def test_no_tokens(op):
+    x, state = {port: value[:0] for port, value in data(op).items()}, rand(2, 2, V, K, seed=9, dtype=D)
+    graph = build(op, x, cu=[0, 0, 0], extra={"initial_state": ("float64", (2, 2, V, K))})
+    out = run(graph, {**x, "cu_seqlens": cu_tensor([0, 0, 0]), "initial_state": state})
+    assert torch.equal(out["final_state"], state)
+
+
 def test_results_do_not_depend_on_the_rest_of_the_batch_or_on_later_tokens():
     x = data("kda", total=12)
     packed = run(build("kda", x, cu=[0, 5, 12]), {**x, "cu_seqlens": cu_tensor([0, 5, 12])})["O"]

@@ -1,6 +1,6 @@
 """gdn and kda: the gated delta rule, token by token.
 
-Per v-head, state S [K, V], decay a = exp(g) (a scalar for gdn, [K] for kda), in this order:
+Per v-head, state S [K, V], decay a = exp(min(g, 0)) (a scalar for gdn, [K] for kda), in this order:
     S' = a * S;   u = beta * (v - S'^T k);   S = S' + k u^T;   o = scale * S^T q
 States lie V-major in memory: [N, HO, V, K]. Heads: HO = max(H, HV); head h of O reads q and k head h // (HO / heads).
 Sequences are packed along the token axis and delimited by ``cu_seqlens`` (without it: one sequence); tokens of none give
@@ -54,7 +54,9 @@ def gated_delta(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, A
 
 
 def _sequences(inputs: Mapping[str, Any]) -> list[tuple[int, int]]:
-    cu = inputs["cu_seqlens"].tolist() if "cu_seqlens" in inputs else [0, inputs["q"].shape[0]]
+    """First and last token of each; boundaries outside the tokens count as the nearest end, an end before its start as it."""
+    tokens = inputs["q"].shape[0]
+    cu = inputs["cu_seqlens"].clamp(0, tokens).tolist() if "cu_seqlens" in inputs else [0, tokens]
     return [(start, max(start, stop)) for start, stop in itertools.pairwise(cu)]
 
 
@@ -68,9 +70,9 @@ def _decay(node: Any, g: Tensor, inputs: Mapping[str, Any], math: Math) -> Tenso
     """alpha, as [T, HO, 1] or [T, HO, K]."""
     attrs = node.attrs
     if node.op == "gdn":
-        g = g.reshape(g.shape[0], -1, 1)
+        g = g.unsqueeze(-1)
     if (attrs.get("gate_domain") or "log") == "linear":
-        return g.clamp(min=1e-10)
+        return g.clamp(1e-10, 1.0)
     if attrs.get("safe_gate"):
         heads = g.shape[1]
         amplitude = torch.exp(math.as_float(inputs["a_log"])).reshape(heads, 1) if "a_log" in inputs else 1.0
@@ -81,7 +83,7 @@ def _decay(node: Any, g: Tensor, inputs: Mapping[str, Any], math: Math) -> Tenso
         else:
             bound = attrs.get("gate_lower_bound")
             g = (-5.0 if bound is None else bound) * torch.sigmoid(amplitude * g)
-    return torch.exp(g)
+    return torch.exp(g.clamp(max=0.0))
 
 
 def _initial(
