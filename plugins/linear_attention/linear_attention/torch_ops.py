@@ -1,0 +1,297 @@
+"""The torch custom ops: ``torch.ops.linear_attention.*``. Importing this module registers them. Imported by ``functions``.
+
+For gated_delta_net and kimi_delta_attention, and for either with ``_decode``, there are two ops: a pure one, which returns
+(o, final_state[, state_checkpoints]), and one with ``_overwrite_state``, which writes the final states into
+``initial_state`` and returns the rest. What does not exist is a tensor without elements. All have fake kernels, so that
+programs that use them compile and export. States and checkpoints are [.., V, K] with ``state_layout`` "v_major" and
+[.., K, V] with "k_major".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .contents import check_contents
+from .errors import InputError
+from .graphs import Configuration, Layout, room
+from .ops import MOST_TOKENS
+from .plans import plan_for, run
+
+__all__ = ["STATE_LAYOUTS", "Call", "prepare"]
+
+STATE_LAYOUTS = ("v_major", "k_major")
+_LEAST_TOKENS = 16384
+_LEAST_SEQUENCES = 256
+_STATES = ("initial_state", "final_state", "state_checkpoints")
+_OPTIONAL = ("cu_seqlens", "initial_state", "a_log", "dt_bias", "state_indices", "num_accepted_tokens")
+_CALL_ONLY = ("state_layout", "plan_name", "check", "checkpoint_dtype")
+
+Arguments = dict[str, Any]
+
+
+# --- shapes, of real and fake tensors alike
+def _check_structure(op: str, x: Arguments) -> None:
+    """What must hold before a graph can be made of the tensors; its rules are the op row's."""
+    ranks: dict[str, tuple[int, ...]] = {
+        "q": (3,),
+        "k": (3,),
+        "v": (3,),
+        "g": (2,) if op.startswith("gdn") else (3,),
+        "beta": (2,),
+    }
+    ranks |= {
+        "cu_seqlens": (1,),
+        "initial_state": (4,),
+        "a_log": (1,),
+        "dt_bias": (1,) if op.startswith("gdn") else (2,),
+    }
+    ranks |= {"state_indices": (1, 2) if op.endswith("_decode") else (1,), "num_accepted_tokens": (1,)}
+    device = x["q"].device
+    for port, allowed in ranks.items():
+        tensor = x.get(port)
+        if tensor is None:
+            continue
+        if tensor.ndim not in allowed:
+            wanted = " or ".join(map(str, allowed))
+            raise InputError(f"has {tensor.ndim} dimensions, needs {wanted}", argument=port)
+        if tensor.device != device:
+            raise InputError(f"is on {tensor.device}, q is on {device}", argument=port)
+    if x["state_layout"] not in STATE_LAYOUTS:
+        raise InputError(f"is {x['state_layout']!r}, needs one of {STATE_LAYOUTS}", argument="state_layout")
+    _check_gate_form(x)
+    for port in ("k", "v", "g", "beta"):
+        if x[port].shape[0] != x["q"].shape[0]:
+            raise InputError(f"has {x[port].shape[0]} tokens, q has {x['q'].shape[0]}", argument=port)
+    if x["cu_seqlens"] is not None and x["cu_seqlens"].shape[0] < 1:
+        raise InputError("has no first boundary", argument="cu_seqlens")
+    if x.get("num_accepted_tokens") is not None and (x["state_indices"] is None or x["state_indices"].ndim != 2):
+        raise InputError("needs state_indices [N, tokens_per_sequence]", argument="num_accepted_tokens")
+    if x["state_indices"] is not None and x["initial_state"] is None:
+        raise InputError("needs initial_state: it selects its rows", argument="state_indices")
+    sequences = _sequences(op, x)
+    for port in (
+        "state_indices",
+        "num_accepted_tokens",
+        *(() if x["state_indices"] is not None else ("initial_state",)),
+    ):
+        if x.get(port) is not None and x[port].shape[0] != sequences:
+            raise InputError(f"has {x[port].shape[0]} rows for {sequences} sequences", argument=port)
+    if op.endswith("_decode") and x["cu_seqlens"] is None and x["q"].shape[0] != sequences * _most(op, x):
+        raise InputError(
+            f"has {x['q'].shape[0]} tokens, {sequences} sequences of {_most(op, x)} have others", argument="q"
+        )
+
+
+def _check_gate_form(x: Arguments) -> None:
+    """The softplus form of a KDA gate is not always an attribute of a row, so that its rules are here."""
+    activation = x.get("gate_activation", "sigmoid")
+    if activation not in ("sigmoid", "softplus"):
+        raise InputError(f"is {activation!r}, needs sigmoid or softplus", argument="gate_activation")
+    if activation == "softplus":
+        if not x["safe_gate"]:
+            raise InputError("softplus needs safe_gate", argument="gate_activation")
+        if x["gate_lower_bound"] is not None:
+            raise InputError("is of the sigmoid form, gate_activation is softplus", argument="gate_lower_bound")
+        if x["gate_domain"] != "log":
+            raise InputError("safe_gate takes logits, not gates", argument="gate_domain")
+
+
+def _most(op: str, x: Arguments) -> int:
+    """tokens_per_sequence of a decode; 0 says: as the tokens are, or the most that there may be where cu_seqlens tells."""
+    if x["tokens_per_sequence"]:
+        return int(x["tokens_per_sequence"])
+    if x["state_indices"] is not None and x["state_indices"].ndim == 2:
+        return int(x["state_indices"].shape[1])
+    if x["cu_seqlens"] is not None:
+        return MOST_TOKENS
+    tokens, sequences = x["q"].shape[0], _named_sequences(x)
+    if sequences is None:
+        return 1
+    return max(int(tokens // sequences), 1) if sequences else 1
+
+
+def _named_sequences(x: Arguments) -> Any:
+    """N as a tensor tells it, or None."""
+    if x["cu_seqlens"] is not None:
+        return x["cu_seqlens"].shape[0] - 1
+    if x["state_indices"] is not None:
+        return x["state_indices"].shape[0]
+    return None if x["initial_state"] is None else x["initial_state"].shape[0]
+
+
+def _sequences(op: str, x: Arguments) -> Any:
+    if not op.endswith("_decode"):
+        return 1 if x["cu_seqlens"] is None else x["cu_seqlens"].shape[0] - 1
+    named = _named_sequences(x)
+    return x["q"].shape[0] // _most(op, x) if named is None else named
+
+
+def _made(op: str, x: Arguments) -> dict[str, Tensor]:
+    """Fresh outputs by port, as the caller sees them; absent ones are absent."""
+    q, v, initial = x["q"], x["v"], x["initial_state"]
+    heads, sequences = max(q.shape[1], v.shape[1]), _sequences(op, x)
+    state = (heads, v.shape[2], q.shape[2])
+    state = state if x["state_layout"] == "v_major" else (state[0], state[2], state[1])
+    made = {"O": q.new_empty((q.shape[0], heads, v.shape[2]))}
+    if x["output_final_state"] and not x["overwrite_initial_state"]:
+        rows = sequences if x["state_indices"] is None else initial.shape[0]
+        dtype = torch.float32 if initial is None else initial.dtype
+        made["final_state"] = q.new_empty((rows, *state), dtype=dtype)
+    every = x.get("checkpoint_every_n_tokens", 0)
+    if every > 0:
+        rows = max(q.shape[0] // every + sequences, 1)
+        made["state_checkpoints"] = q.new_empty((rows, *state), dtype=x["checkpoint_dtype"] or q.dtype)
+    return made
+
+
+# --- running
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _plain_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides, with those of axes of one element as in a packed tensor: they are of no account."""
+    strides = list(tensor.stride())
+    for axis in range(tensor.ndim - 1, -1, -1):
+        if tensor.shape[axis] == 1:
+            strides[axis] = 1 if axis == tensor.ndim - 1 else tensor.shape[axis + 1] * strides[axis + 1]
+    return tuple(strides)
+
+
+def _readable(port: str, tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it where elements share memory or the channels of a row (of a state: either way) lie apart."""
+    strides = _plain_strides(tensor)
+    if tensor.ndim and 0 not in strides and (strides[-1] == 1 or (port in _STATES and strides[-2] == 1)):
+        return tensor
+    return tensor.contiguous()
+
+
+def _layout(port: str, tensor: Tensor) -> Layout:
+    inner = tensor.shape if port in ("a_log", "dt_bias") else tensor.shape[1:]
+    return Layout(port, _dtype_name(tensor.dtype), tuple(inner), _plain_strides(tensor))
+
+
+class Call(NamedTuple):
+    """One call, ready to run: its configuration, operands by port with logical [.., V, K] states, and the fresh outputs as
+    the caller sees them. ``configuration`` is None where there is no token or no sequence, and nothing to run."""
+
+    configuration: Configuration | None
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    made: dict[str, Tensor]
+    hint: dict[str, int]
+
+
+def prepare(op: str, x: Arguments) -> Call:
+    """Check the structure of the arguments of an op of the schemas below, allocate its outputs and describe its graph."""
+    _check_structure(op, x)
+    made = _made(op, x)
+    sizes = {"tokens": x["q"].shape[0], "sequences": _sequences(op, x)}
+    if 0 in sizes.values():
+        return Call(None, {}, {}, made, sizes)
+    inputs = {port: value for port, value in x.items() if isinstance(value, Tensor)}
+    attrs = {name: value for name, value in x.items() if name not in (*inputs, *_CALL_ONLY, *_OPTIONAL)}
+    if op.endswith("_decode"):
+        attrs["tokens_per_sequence"] = _most(op, x)
+    outputs = dict(made)
+    if x["overwrite_initial_state"]:
+        outputs["final_state"] = x["initial_state"]
+    if x["state_layout"] == "k_major":
+        inputs, outputs = (
+            {port: t.transpose(-1, -2) if port in _STATES else t for port, t in held.items()}
+            for held in (inputs, outputs)
+        )
+    written = ("initial_state",) if x["overwrite_initial_state"] else ()
+    inputs = {port: t if port in written else _readable(port, t) for port, t in inputs.items()}
+    if op == "kda" and attrs["gate_activation"] == "softplus":  # pointwise nodes take operands of one rank
+        wide = {port: inputs[port] for port in ("a_log", "dt_bias") if port in inputs}
+        inputs |= {port: tensor.reshape(1, tensor.shape[0], -1) for port, tensor in wide.items()}
+    configuration = Configuration(
+        op,
+        tuple(_layout(port, tensor) for port, tensor in inputs.items()),
+        tuple(_layout(port, tensor) for port, tensor in outputs.items()),
+        tuple(attrs.items()),
+        room(sizes["tokens"], _LEAST_TOKENS),
+        room(sizes["sequences"], _LEAST_SEQUENCES),
+    )
+    return Call(configuration, inputs, outputs, made, sizes)
+
+
+def _run(op: str, x: Arguments) -> dict[str, Tensor]:
+    """Check, plan, run; the fresh outputs by port."""
+    call = prepare(op, x)
+    if call.configuration is None:
+        return _nothing(call.made, x)
+    entry = plan_for(call.configuration, x["q"].device, x["plan_name"] or "", call.hint)
+    check_contents(call.inputs, "" if x["safe_gate"] else x["gate_domain"], x["check"])
+    run(entry, {**call.inputs, **call.outputs})
+    return call.made
+
+
+def _nothing(made: dict[str, Tensor], x: Arguments) -> dict[str, Tensor]:
+    """The outputs without a token or without a sequence."""
+    for port, tensor in made.items():
+        if port == "final_state" and x["initial_state"] is not None:
+            tensor.copy_(x["initial_state"])
+        else:
+            tensor.zero_()
+    return made
+
+
+# --- registration
+_SEQUENCE_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? cu_seqlens"
+_REST = "Tensor? a_log, Tensor? dt_bias, Tensor? state_indices"
+_FLAGS = "bool use_qk_l2norm, bool use_beta_sigmoid, bool allow_neg_eigval, bool safe_gate, str gate_domain"
+_KDA = ", float? gate_lower_bound, str gate_activation"
+_PREFILL = ", int checkpoint_every_n_tokens, ScalarType? checkpoint_dtype, bool batch_invariant"
+_DECODE = ", int tokens_per_sequence"
+_CALL = ", str state_layout, str? plan_name, bool? check"
+
+
+def _names(schema: str) -> list[str]:
+    return [part.split()[-1] for part in schema[1 : schema.index(") ->")].split(", ") if part != "*"]
+
+
+def _register(name: str, op: str) -> None:
+    decode, kda = op.endswith("_decode"), op.startswith("kda")
+    for overwrite in (False, True):
+        state = "Tensor(a!) initial_state" if overwrite else "Tensor? initial_state"
+        accepted = ", Tensor? num_accepted_tokens" if decode else ""
+        final = "" if overwrite else ", bool output_final_state"
+        options = f"{_FLAGS}{_KDA if kda else ''}{_DECODE if decode else _PREFILL}{_CALL}"
+        results = ["O", *([] if overwrite else ["final_state"]), *([] if decode else ["state_checkpoints"])]
+        returns = "(" + ", ".join("Tensor" for _ in results) + ")" if len(results) > 1 else "Tensor"
+        schema = f"({_SEQUENCE_TENSORS}, {state}, {_REST}{accepted}, *, float? scale{final}, {options}) -> {returns}"
+        _define(f"linear_attention::{name}{'_overwrite_state' if overwrite else ''}", op, schema, overwrite, results)
+
+
+def _define(qualified: str, op: str, schema: str, overwrite: bool, results: list[str]) -> None:
+    names = _names(schema)
+
+    def arguments(args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
+        x = {**dict(zip(names, args, strict=False)), **kwargs, "overwrite_initial_state": overwrite}
+        return {"output_final_state": True, **x} if overwrite else x
+
+    def answer(made: dict[str, Tensor], x: Arguments) -> Any:
+        found = tuple(made[port] if port in made else x["q"].new_empty((0,)) for port in results)
+        return found if len(found) > 1 else found[0]
+
+    def implementation(*args: Any, **kwargs: Any) -> Any:
+        x = arguments(args, kwargs)
+        return answer(_run(op, x), x)
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        x = arguments(args, kwargs)
+        _check_structure(op, x)
+        return answer(_made(op, x), x)
+
+    mutates = ("initial_state",) if overwrite else ()
+    torch.library.custom_op(qualified, implementation, mutates_args=mutates, schema=schema).register_fake(fake)
+
+
+for _name, _op in (("gated_delta_net", "gdn"), ("kimi_delta_attention", "kda")):
+    _register(_name, _op)
+    _register(f"{_name}_decode", f"{_op}_decode")
