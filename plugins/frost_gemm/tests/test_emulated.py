@@ -213,7 +213,11 @@ def test_every_setting_that_is_offered_builds(name, device):
     ctx = cudnn_core.ExecutionContext(None, info)
     graph = GRAPHS[name]().freeze("cuda")
     engine = cudnn_core.registry().get(ENGINES[DEVICES[device]]).instance()
-    for config in engine.check_support(graph, ctx).configs:
+    found = engine.check_support(graph, ctx)
+    if (name, device) == ("int8", "R200"):  # which has no MMA of int8
+        assert [decline.code for decline in found.reasons] == ["dtype.unsupported"]
+        return
+    for config in found.configs:
         named = cudnn_core.PlanConfig(f"{ENGINES[DEVICES[device]]}@1", config.knobs)
         assert engine.build_plan(graph, named, ctx).artifacts
 
