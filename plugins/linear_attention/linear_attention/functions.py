@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import torch_ops  # noqa: F401  registers the ops
-from .errors import GradientError, InputError
+from .errors import InputError
 
 __all__ = [
     "gated_delta_net",
@@ -221,10 +221,6 @@ def _call(
     name: str, tensors: tuple[Tensor | None, ...], final: bool, overwrite: bool, attrs: dict[str, Any]
 ) -> tuple[Tensor, ...]:
     """(o, final_state, ...) of the op, or of its overwriting form."""
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise GradientError(
-            f"linear_attention.{name} has no backward yet: call it under torch.no_grad() or torch.inference_mode()"
-        )
     ops, initial = torch.ops.linear_attention, tensors[6]
     if not overwrite:
         return tuple(getattr(ops, name)(*tensors, output_final_state=final, **attrs))

@@ -18,7 +18,7 @@ import cudnn_core
 from .errors import InputError
 from .graphs import Configuration, build
 
-__all__ = ["PlanEntry", "clear", "plan_count", "plan_for", "run"]
+__all__ = ["PlanEntry", "plan_count", "plan_for", "run"]
 
 _MOST = 1024
 
@@ -69,12 +69,6 @@ def run(entry: PlanEntry, tensors: Mapping[str, Tensor]) -> None:
 def plan_count() -> int:
     """How many plans are kept."""
     return len(_plans)
-
-
-def clear() -> None:
-    """Forget every plan."""
-    with _building:
-        _plans.clear()
 
 
 def _built(configuration: Configuration, device: torch.device, plan_name: str, hint: Mapping[str, int]) -> PlanEntry:

@@ -9,18 +9,21 @@ programs that use them compile and export. States and checkpoints are [.., V, K]
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import cudnn_core
+
 from .contents import check_contents
-from .errors import InputError
+from .errors import GradientError, InputError
 from .graphs import Configuration, Layout, room
 from .ops import MOST_TOKENS
-from .plans import plan_for, run
+from .plans import PlanEntry, plan_for, run
 
-__all__ = ["STATE_LAYOUTS", "Call", "prepare"]
+__all__ = ["STATE_LAYOUTS", "Call", "Recipe", "operands", "recipe"]
 
 STATE_LAYOUTS = ("v_major", "k_major")
 _LEAST_TOKENS = 16384
@@ -161,12 +164,11 @@ def _plain_strides(tensor: Tensor) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _readable(port: str, tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of it where elements share memory or the channels of a row (of a state: either way) lie apart."""
+def _readable(port: str, tensor: Tensor) -> bool:
+    """Whether engines may be given the tensor: no elements share memory, the channels of a row (of a state: either way) are
+    adjacent."""
     strides = _plain_strides(tensor)
-    if tensor.ndim and 0 not in strides and (strides[-1] == 1 or (port in _STATES and strides[-2] == 1)):
-        return tensor
-    return tensor.contiguous()
+    return not strides or (0 not in strides and (strides[-1] == 1 or (port in _STATES and strides[-2] == 1)))
 
 
 def _layout(port: str, tensor: Tensor) -> Layout:
@@ -174,58 +176,104 @@ def _layout(port: str, tensor: Tensor) -> Layout:
     return Layout(port, _dtype_name(tensor.dtype), tuple(inner), _plain_strides(tensor))
 
 
-class Call(NamedTuple):
-    """One call, ready to run: its configuration, operands by port with logical [.., V, K] states, and the fresh outputs as
-    the caller sees them. ``configuration`` is None where there is no token or no sequence, and nothing to run."""
+class Recipe(NamedTuple):
+    """What calls whose tensors have the same types, sizes and strides, and whose options are the same, have in common.
+
+    configuration  None where there is no token or no sequence, and nothing to run
+    hint           numbers of tokens and sequences
+    made           (port, sizes, type) of the fresh outputs, as the caller sees them
+    copied         inputs that are read from a packed copy; ``lifted``: gate parameters that get a leading axis
+    transposed     states lie [.., K, V]; ``overwrites``: the final state is ``initial_state``
+    """
 
     configuration: Configuration | None
+    hint: dict[str, int]
+    made: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    copied: frozenset[str]
+    lifted: frozenset[str]
+    transposed: bool
+    overwrites: bool
+
+
+class Call(NamedTuple):
+    """One call: operands by port with states [.., V, K], and the fresh outputs as the caller sees them."""
+
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     made: dict[str, Tensor]
-    hint: dict[str, int]
 
 
-def prepare(op: str, x: Arguments) -> Call:
-    """Check the structure of the arguments of an op of the schemas below, allocate its outputs and describe its graph."""
+def recipe(op: str, x: Arguments) -> Recipe:
+    """Check the structure of the arguments of an op of the schemas below, and describe its graph."""
     _check_structure(op, x)
-    made = _made(op, x)
-    sizes = {"tokens": x["q"].shape[0], "sequences": _sequences(op, x)}
-    if 0 in sizes.values():
-        return Call(None, {}, {}, made, sizes)
-    inputs = {port: value for port, value in x.items() if isinstance(value, Tensor)}
+    made = tuple((port, tuple(tensor.shape), tensor.dtype) for port, tensor in _made(op, x).items())
+    hint = {"tokens": x["q"].shape[0], "sequences": _sequences(op, x)}
+    softplus = op == "kda" and x["gate_activation"] == "softplus"  # pointwise nodes take operands of one rank
+    lifted = frozenset(port for port in ("a_log", "dt_bias") if softplus and x[port] is not None)
+    found = Recipe(None, hint, made, frozenset(), lifted, x["state_layout"] == "k_major", x["overwrite_initial_state"])
+    if 0 in hint.values():
+        return found
+    inputs, outputs, _ = operands(found, x)
+    written = {"initial_state"} if found.overwrites else set()
+    copied = frozenset(port for port, tensor in inputs.items() if port not in written and not _readable(port, tensor))
+    found = found._replace(copied=copied)
+    inputs = operands(found, x).inputs
     attrs = {name: value for name, value in x.items() if name not in (*inputs, *_CALL_ONLY, *_OPTIONAL)}
     if op.endswith("_decode"):
         attrs["tokens_per_sequence"] = _most(op, x)
-    outputs = dict(made)
-    if x["overwrite_initial_state"]:
-        outputs["final_state"] = x["initial_state"]
-    if x["state_layout"] == "k_major":
-        inputs, outputs = (
-            {port: t.transpose(-1, -2) if port in _STATES else t for port, t in held.items()}
-            for held in (inputs, outputs)
-        )
-    written = ("initial_state",) if x["overwrite_initial_state"] else ()
-    inputs = {port: t if port in written else _readable(port, t) for port, t in inputs.items()}
-    if op == "kda" and attrs["gate_activation"] == "softplus":  # pointwise nodes take operands of one rank
-        wide = {port: inputs[port] for port in ("a_log", "dt_bias") if port in inputs}
-        inputs |= {port: tensor.reshape(1, tensor.shape[0], -1) for port, tensor in wide.items()}
     configuration = Configuration(
         op,
         tuple(_layout(port, tensor) for port, tensor in inputs.items()),
         tuple(_layout(port, tensor) for port, tensor in outputs.items()),
         tuple(attrs.items()),
-        room(sizes["tokens"], _LEAST_TOKENS),
-        room(sizes["sequences"], _LEAST_SEQUENCES),
+        room(hint["tokens"], _LEAST_TOKENS),
+        room(hint["sequences"], _LEAST_SEQUENCES),
     )
-    return Call(configuration, inputs, outputs, made, sizes)
+    return found._replace(configuration=configuration)
+
+
+def operands(found: Recipe, x: Arguments) -> Call:
+    """The operands of a call, its outputs allocated."""
+    q = x["q"]
+    made = {port: q.new_empty(sizes, dtype=dtype) for port, sizes, dtype in found.made}
+    inputs = {port: value for port, value in x.items() if isinstance(value, Tensor)}
+    outputs = {**made, "final_state": x["initial_state"]} if found.overwrites else dict(made)
+    if found.transposed:
+        for held in (inputs, outputs):
+            for port in _STATES:
+                if port in held:
+                    held[port] = held[port].transpose(-1, -2)
+    for port in found.lifted:
+        inputs[port] = inputs[port].reshape(1, inputs[port].shape[0], -1)
+    for port in found.copied:
+        inputs[port] = inputs[port].contiguous()
+    return Call(inputs, outputs, made)
+
+
+_recipes: dict[Any, tuple[Recipe, PlanEntry | None]] = {}
+_MOST_RECIPES = 4096
 
 
 def _run(op: str, x: Arguments) -> dict[str, Tensor]:
     """Check, plan, run; the fresh outputs by port."""
-    call = prepare(op, x)
-    if call.configuration is None:
+    signature = tuple(
+        (value.dtype, value.shape, value.stride(), value.device) if isinstance(value, Tensor) else value
+        for value in x.values()
+    )
+    key = (op, tuple(x), signature, cudnn_core.registry())
+    known = _recipes.get(key)
+    if known is None:
+        made = recipe(op, x)
+        entry = None
+        if made.configuration is not None:
+            entry = plan_for(made.configuration, x["q"].device, x["plan_name"] or "", made.hint)
+        if len(_recipes) >= _MOST_RECIPES:
+            _recipes.clear()
+        _recipes[key] = known = (made, entry)
+    found, entry = known
+    call = operands(found, x)
+    if entry is None:
         return _nothing(call.made, x)
-    entry = plan_for(call.configuration, x["q"].device, x["plan_name"] or "", call.hint)
     check_contents(call.inputs, "" if x["safe_gate"] else x["gate_domain"], x["check"])
     run(entry, {**call.inputs, **call.outputs})
     return call.made
@@ -288,10 +336,26 @@ def _define(qualified: str, op: str, schema: str, overwrite: bool, results: list
         _check_structure(op, x)
         return answer(_made(op, x), x)
 
-    mutates = ("initial_state",) if overwrite else ()
-    torch.library.custom_op(qualified, implementation, mutates_args=mutates, schema=schema).register_fake(fake)
+    name = qualified.partition("::")[2]
+    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, implementation, key)
+    _library.impl(name, functools.partial(_inference_only, name), "Autograd")
+    torch.library.register_fake(qualified, fake, lib=_library)
 
 
+def _inference_only(name: str, *args: Any, **kwargs: Any) -> Any:
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (*args, *kwargs.values())):
+        raise GradientError(
+            f"linear_attention.{name.removesuffix('_overwrite_state')} has no backward yet: call it under torch.no_grad() or"
+            " torch.inference_mode()"
+        )
+    with torch._C._AutoDispatchBelowAutograd():
+        return getattr(torch.ops.linear_attention, name)(*args, **kwargs)
+
+
+# Not torch.library.custom_op: its first call imports the compiler, which takes seconds.
+_library = torch.library.Library("linear_attention", "FRAGMENT")
 for _name, _op in (("gated_delta_net", "gdn"), ("kimi_delta_attention", "kda")):
     _register(_name, _op)
     _register(f"{_name}_decode", f"{_op}_decode")

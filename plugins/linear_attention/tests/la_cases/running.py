@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from linear_attention.graphs import build
 from linear_attention.plans import plan_for, run
-from linear_attention.torch_ops import Call, prepare
+from linear_attention.torch_ops import Call, Recipe, operands, recipe
 
 import cudnn_core
 
@@ -48,17 +48,19 @@ def arguments(case: Any, device: str = "cpu", tensors: dict[str, torch.Tensor] |
     return {**x, **(case.tensors(device) if tensors is None else tensors), **case.options}
 
 
-def call(case: Any, device: str = "cpu", tensors: dict[str, torch.Tensor] | None = None) -> Call:
-    """Operands and configuration, the fresh outputs filled with NaN."""
-    made = prepare(case.op, arguments(case, device, tensors))
+def call(case: Any, device: str = "cpu", tensors: dict[str, torch.Tensor] | None = None) -> tuple[Recipe, Call]:
+    """What is to be run, and the operands, with fresh outputs of NaN."""
+    x = arguments(case, device, tensors)
+    found = recipe(case.op, x)
+    made = operands(found, x)
     for tensor in made.made.values():
         tensor.fill_(torch.nan)
-    return made
+    return found, made
 
 
 def graph_of(case: Any) -> tuple[cudnn_core.Graph, dict[str, int]]:
     """The case's graph, with runtime sizes, and the uids of its ports."""
-    configuration = call(case).configuration
+    configuration = call(case)[0].configuration
     assert configuration is not None
     return build(configuration)
 
@@ -67,9 +69,10 @@ def outputs(
     case: Any, device: str = "cpu", engine: str = "", tensors: dict[str, torch.Tensor] | None = None
 ) -> dict[str, Any]:
     """Run the case; outputs by port with states [.., V, K], on the device."""
-    made = call(case, device, tensors)
+    found, made = call(case, device, tensors)
+    assert found.configuration is not None
     with pinned(case.op, engine):
-        entry = plan_for(made.configuration, made.inputs["q"].device, "", made.hint)
+        entry = plan_for(found.configuration, made.inputs["q"].device, "", found.hint)
     if engine:
         assert entry.plan.engine.startswith(f"{engine}@"), entry.plan.decision
     run(entry, {**made.inputs, **made.outputs})
