@@ -247,6 +247,9 @@ def _batched(
     if cu_seqlens is not None and batch != 1:
         raise InputError(f"goes with a batch of 1, not of {batch}: flatten the sequences", argument="cu_seqlens")
     initial, final, v_first = states
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if initial is not None and initial.shape[0] != sequences:
+        raise InputError(f"has {initial.shape[0]} states for {sequences} sequences", argument="initial_state")
     if initial is not None and initial.dtype != torch.float32:
         initial = initial.float()  # final_state is float32, and of initial_state's type
     if beta.dtype not in (torch.float32, q.dtype):
