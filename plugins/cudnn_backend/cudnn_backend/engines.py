@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cudnn_core import Estimate, PlanConfig, Support, checks
 
 from . import library, lower
+from .notes import notes
 
 if TYPE_CHECKING:
     from cudnn_core import CompiledPlan, Declined, DeviceInfo, ExecutionContext, FrozenGraph
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["BackendGraph"]
 
 _OWN_CHOICE = (PlanConfig("", {}),)
-_NOTES = frozenset({"cuda_graph"})
-# Hopper's tensor cores keep about 13 bits of a sum of fp8 products, whoever's kernel it is.
-_PRODUCTS = frozenset({"matmul", "conv_fprop", "sdpa", "moe_grouped_matmul"})
-_FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
-_SHORT_FP8_SUMS = frozenset({(9, 0)})
 # What no graph is faster than: on an H200 the matmuls of 1024^3 in bfloat16 and fp8 take 5.4 and 4.8 us, 3 us more than their
 # work at the rate of the large ones (benchmarks/results/gemm_h200.json, which the efficiency is from, too).
 _FLOOR_US = 6.0
@@ -46,7 +42,7 @@ class BackendGraph:
                 c.sm("70+")
             c.declines.extend(() if missing is None else (missing,))
             c.declines.extend(lower.unsupported(graph, ctx.device, version))
-            found = verdicts[key] = c.result(Support(_OWN_CHOICE, notes=_notes(graph, ctx.device)))
+            found = verdicts[key] = c.result(Support(_OWN_CHOICE, notes=notes(graph, ctx.device)))
         return found
 
     def estimate(self, graph: FrozenGraph, config: PlanConfig, ctx: ExecutionContext) -> Estimate:
@@ -77,15 +73,6 @@ class BackendGraph:
         target = operation_graph(loaded, graph.at(graph.hint_sizes()), ctx.device)
         found = listing(loaded.module, target, limit)
         return tuple(PlanConfig("", {"engine_knobs": choice.settings}, choice.variant) for choice in found)
-
-
-def _notes(graph: FrozenGraph, device: DeviceInfo) -> frozenset[str]:
-    """What holds whichever engine the backend chooses."""
-    if device.compute_capability not in _SHORT_FP8_SUMS:
-        return _NOTES
-    products = (node for node in graph.nodes if node.op in _PRODUCTS)
-    short = any(str(tensor.dtype) in _FP8 for node in products for tensor in node.inputs.values())
-    return _NOTES | {"reduced_precision_reduction"} if short else _NOTES
 
 
 def _several_products_us(graph: FrozenGraph, device: DeviceInfo) -> float:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .library import Library
 
-__all__ = ["Held", "PerThread", "of_handle", "per_thread"]
+__all__ = ["Held", "PerThread", "current", "of_handle", "per_thread"]
 
 
 class Held:
@@ -100,7 +100,7 @@ def of_handle(library: Library, handle: Handle) -> int:
 def create(library: Library, ordinal: int) -> int:
     """A new raw handle on the device. Raises ExecutionError with cuDNN's text."""
     try:
-        with _current(ordinal):  # cuDNN takes the current device
+        with current(ordinal):  # cuDNN takes the current device
             return int(library.module.create_handle())
     except RuntimeError as error:
         errors.remember(str(error))
@@ -108,7 +108,7 @@ def create(library: Library, ordinal: int) -> int:
 
 
 @contextlib.contextmanager
-def _current(ordinal: int) -> Iterator[None]:
+def current(ordinal: int) -> Iterator[None]:
     """The device's primary context is current inside; what was current before is afterwards."""
     try:
         from cuda.bindings import driver

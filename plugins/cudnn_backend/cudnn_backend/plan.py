@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cudnn_core import BuildError, Decline, ExecutionError, HandleError, PlanConfig
 
 from . import errors, handles, library, lower
 from .device_json import device_properties
+from .filling import filler
 from .select import Choice, built
 
 if TYPE_CHECKING:
@@ -130,6 +131,12 @@ class BackendPlan:
                 for uid, operand in zip(uids, graph.operands, strict=True)
             )
         self._run = self._runner(count)
+        self._fill: Callable[[Buffers, int], None] | None = None
+        fills = graph.facts(lower.analyse).fills
+        if fills:
+            self.notes -= {NATIVE}  # cuDNN would add its own work alone
+            self._fill = filler(fills, [_label(operand) for operand in graph.operands], device.ordinal or 0)
+            self._run = _after(self._fill, self._run)
 
     def __repr__(self) -> str:
         return f"<BackendPlan {self.choice.variant}[{self.choice.settings or ''}] workspace={self.workspace_size}>"
@@ -158,6 +165,8 @@ class BackendPlan:
         raw = handles.of_handle(self._loaded, ctx.handle)
         block, address = _block(len(pack.pointers))
         block[:] = pack.pointers
+        if self._fill is not None:
+            self._fill(pack.pointers, ctx.stream)
         try:
             self._target._execute_with_raw_ptrs(address, len(block), ctx.workspace, raw, -1)
         except Exception as error:
@@ -201,7 +210,7 @@ class BackendPlan:
         """cuDNN does not look at addresses: it would read or write beside them."""
         for operand, pointer, need in zip(layout, pointers, self._needs, strict=True):
             if need and pointer % need:
-                label = operand.name or f"uid {operand.uid}"
+                label = _label(operand)
                 raise ExecutionError(
                     f"operand {label}: the address is {pointer:#x}, and cuDNN's plan needs a multiple of {need}",
                     operand=label,
@@ -217,6 +226,11 @@ class BackendPlan:
         self._native("update_cuda_graph", handle, pack, workspace, cuda_graph)
 
     def _native(self, method: str, handle: Handle, pack: VariantPack, workspace: Any, cuda_graph: Any) -> None:
+        if self._fill is not None:
+            raise ExecutionError(
+                f"{method}: the plan fills what lies past the sequences' lengths, and cuDNN adds its own work alone: "
+                "capture execute instead"
+            )
         if NATIVE not in self.notes:
             raise ExecutionError(
                 f"{method}: cuDNN's {self.choice.variant} has no native CUDA graph: capture execute instead"
@@ -350,6 +364,18 @@ def _header(loaded: Library, choice: Choice, config: PlanConfig | None) -> dict[
         "knobs": None if config is None else dict(config.knobs),
         "member": "" if config is None else config.variant,
     }
+
+
+def _label(operand: Operand) -> str:
+    return operand.name or f"uid {operand.uid}"
+
+
+def _after(fill: Callable[[Buffers, int], None], run: Runner) -> Runner:
+    def filled(pointers: Buffers, workspace: int, stream: int) -> None:
+        fill(pointers, stream)
+        run(pointers, workspace, stream)
+
+    return filled
 
 
 _Block = tuple[Any, int]

@@ -50,19 +50,27 @@ def matmul(b: Build, a: Any = None, **options: Any) -> None:
     out(b.g.matmul(left, b.input((1, 32, 48)), **options))
 
 
+def _apply(b: Build, op: str, *operands: Any, **options: Any) -> None:
+    """The op's result, or what its mask selects: booleans in memory are declined."""
+    made = getattr(b.g, op)(*operands, **options)
+    mask = op.startswith(("cmp_", "logical_"))
+    out(b.g.binary_select(operands[0], b.g.neg(operands[0]), made) if mask else made)
+
+
 @on()
 def unary(b: Build, op: str, **options: Any) -> None:
-    out(getattr(b.g, op)(b.input((2, 32, 64)), **options))
+    _apply(b, op, b.input((2, 32, 64)), **options)
 
 
 @on()
 def binary(b: Build, op: str, **options: Any) -> None:
-    out(getattr(b.g, op)(b.input((2, 32, 64)), b.input((2, 32, 64)), **options))
+    _apply(b, op, b.input((2, 32, 64)), b.input((2, 32, 64)), **options)
 
 
 @on()
 def ternary(b: Build, op: str, **options: Any) -> None:
-    out(getattr(b.g, op)(b.input((2, 32, 64)), b.input((2, 32, 64)), b.input((2, 32, 64), "boolean"), **options))
+    x, y = b.input((2, 32, 64)), b.input((2, 32, 64))
+    _apply(b, op, x, y, b.g.cmp_gt(x, y), **options)
 
 
 @on()

@@ -47,6 +47,25 @@ _INTS = {"engine_count", "heuristics_fail", "native_graph", "execute_status", "c
 _POINTERS = {"last_workspace", "last_handle", "last_stream", "last_graph"}
 
 
+class FakeDriver:
+    """The fills that ``fake_cuda.c`` was asked for."""
+
+    FIELDS = ("pointer", "pitch", "value", "bits", "width", "height", "stream", "executions")
+
+    def __init__(self) -> None:
+        folder = os.environ["LD_LIBRARY_PATH"].split(os.pathsep)[0]
+        self.library = ctypes.CDLL(f"{folder}/libcuda.so.1")
+
+    def set(self, name: str, value: int) -> None:
+        ctypes.c_int.in_dll(self.library, f"fake_{name}").value = value
+
+    def filled(self) -> list[dict[str, int]]:
+        """In their order; ``executions`` is how many runs of the fake libcudnn came before."""
+        count, width = ctypes.c_long.in_dll(self.library, "fake_fills").value, len(self.FIELDS)
+        numbers = list((ctypes.c_uint64 * (count * width)).in_dll(self.library, "fake_filled"))
+        return [dict(zip(self.FIELDS, numbers[at : at + width], strict=True)) for at in range(0, len(numbers), width)]
+
+
 def matmul(m: object = 64, k: int = 32, n: int = 16, dtype: str = "float16") -> cudnn_core.Graph:
     """relu(A @ B): the operands A, B and C."""
     graph = cudnn_core.Graph(io_data_type=dtype, intermediate_data_type="float32", compute_data_type="float32")

@@ -218,6 +218,22 @@ def six_separate_axes(b):
     b.g.add(b.input((2, 3, 2, 3, 2, 3)), b.input((2, 1, 2, 1, 2, 1))).set_output(True)
 
 
+def compared(b):
+    b.graph()
+    b.g.cmp_gt(b.input((2, 32, 64)), b.input((2, 32, 64))).set_output(True).set_data_type("boolean")
+
+
+def masks(b):
+    b.graph("boolean")
+    b.g.logical_and(b.input((2, 32, 64)), b.input((2, 32, 64))).set_output(True)
+
+
+def compared_product(b):
+    b.graph()
+    product = b.g.matmul(b.input((1, 64, 32)), b.input((1, 32, 64)))
+    b.g.cmp_gt(product, 0.5).set_output(True).set_data_type("boolean")
+
+
 def average(b):
     b.graph()
     b.g.reduction(b.input((2, 32, 100)), mode="AVG", out_dims=(2, 32, 1)).set_output(True).set_data_type("float32")
@@ -308,7 +324,15 @@ def linear_attention(b):
     (made[0] if isinstance(made, (list, tuple)) else made).set_output(True)
 
 
+_PACKED = "needs booleans inside the graph, got boolean"
+
 DECLINES = {
+    "a comparison as output": (compared, f"dtype.unsupported cmp_gt.out: {_PACKED}"),
+    "a comparison of a product as output": (compared_product, f"dtype.unsupported cmp_gt.out: {_PACKED}"),
+    "masks in memory": (
+        masks,
+        *(f"dtype.unsupported logical_and.{port}: {_PACKED}" for port in ("in0", "in1", "out")),
+    ),
     "unmergeable batch": (
         unmergeable,
         "layout.stride matmul: needs batch axes that are one axis in the memory of every tensor, got [0] | [1]",
@@ -394,8 +418,8 @@ DECLINES = {
 
 @pytest.mark.parametrize("name", DECLINES)
 def test_decline(name):
-    make, expected = DECLINES[name]
-    assert [str(decline) for decline in declines(build(make))] == [expected]
+    make, *expected = DECLINES[name]
+    assert [str(decline) for decline in declines(build(make))] == expected
 
 
 def test_an_op_that_cudnn_does_not_have_is_declined():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cudnn_core import FrozenNode, checks, data_type
 
 from .broadcasts import RIGHT, form, pattern
+from .fills import Fill, fills
 from .pointwise import ROWS as POINTWISE
 from .table import OPS
 from .views import Frame, Layout, column, fold_input, fold_output, groups_of, typical
@@ -55,6 +56,7 @@ class Program:
     uids       tensor index -> uid of an operand; ``slots`` operands in all
     constants  tensor index -> the number
     aliases    tensor index -> the operand in whose memory a folded tensor lies
+    fills      what to write before cuDNN runs
     """
 
     declines: tuple[Decline, ...] = ()
@@ -65,6 +67,7 @@ class Program:
     aliases: Mapping[int, FrozenTensor] = field(default_factory=dict)
     frame: Frame = _NO_FRAME
     slots: int = 0
+    fills: tuple[Fill, ...] = ()
 
     def resolve(self, tensor: FrozenTensor) -> FrozenTensor:
         return self.aliases.get(tensor.index, tensor)
@@ -115,17 +118,20 @@ class _Analysis:
         frame = self._frame(nodes)
         self._broadcasts(nodes, frame)
         layouts = self._layouts(frame)
+        operands = graph.operand_tensors()
+        slots = {tensor.index: i for i, tensor in enumerate(operands)}
+        filled = fills(c, nodes, self._resolve, slots)
         if not c:
             return Program(tuple({repr(decline): decline for decline in c.declines}.values()))
-        operands = graph.operand_tensors()
         program = Program(
             nodes=nodes,
             layouts=layouts,
-            uids={tensor.index: 1 + i for i, tensor in enumerate(operands)},
+            uids={index: 1 + slot for index, slot in slots.items()},
             constants=self.constants,
             aliases=self.aliases,
             frame=frame,
             slots=len(operands),
+            fills=filled,
         )
         self._axes(program)
         return program if c else Program(tuple(c.declines))
@@ -152,6 +158,10 @@ class _Analysis:
                     self.constants[tensor.index] = number
             elif tensor.role != "virtual":
                 self._strides(tensor, subject)
+                # In the backend's memory eight of them are one byte.
+                c.require(
+                    tensor.dtype != "boolean", "dtype.unsupported", subject, "booleans inside the graph", "boolean"
+                )
 
     def _strides(self, tensor: FrozenTensor, subject: str) -> None:
         """Some axis is contiguous. Without one the backend finds an engine and fails to compile its kernel."""
