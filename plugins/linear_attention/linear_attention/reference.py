@@ -72,12 +72,12 @@ def _decode(inputs: Mapping[str, Tensor], attrs: Mapping[str, Any], g: Tensor) -
 
 
 def _spans(inputs: Mapping[str, Tensor], tokens: int, most: int) -> tuple[Tensor, Tensor]:
-    """The first token of every sequence and how many it has: boundaries past the tokens count as their end."""
+    """The first token of every sequence and how many there are: boundaries past the tokens count as their end."""
     if "cu_seqlens" not in inputs:
         first = torch.arange(0, tokens, most, device=inputs["q"].device)
         return first, torch.full_like(first, most)
     bounds = inputs["cu_seqlens"].to(torch.int64).clamp(0, tokens)
-    return bounds[:-1], (bounds[1:] - bounds[:-1]).clamp(0, most)
+    return bounds[:-1], (bounds[1:] - bounds[:-1]).clamp(min=0)
 
 
 def _starting_rows(inputs: Mapping[str, Tensor], sequences: int, most: int, device: torch.device) -> Tensor:

@@ -119,6 +119,20 @@ def test_channels_that_lie_apart_are_copied_and_expanded_gates_too(op):
 
 
 @BOTH
+def test_engines_are_given_no_operand_whose_elements_share_memory(op):
+    from la_cases.cases import named
+    from la_cases.running import arguments
+    from linear_attention.torch_ops import recipe
+
+    x = arguments(named(f"{op}-plain"))
+    assert not recipe(op, x).copied
+    x["beta"] = x["beta"][:, :1].expand(-1, 2)
+    found = recipe(op, x)
+    assert found.copied == {"beta"}
+    assert {layout.port: layout.stride for layout in found.configuration.inputs}["beta"] == (2, 1)
+
+
+@BOTH
 def test_slices_of_one_projection_are_read_in_place(op):
     x = inputs(op, 6, "cpu", heads=(4, 4))
     wide = torch.cat([x[port] for port in "qkv"], dim=1)

@@ -189,6 +189,10 @@ def _positive_gates(x: dict[str, torch.Tensor]) -> None:
     x["g"][::3] = 0.5
 
 
+def _decays_out_of_range(x: dict[str, torch.Tensor]) -> None:
+    x["g"][::4], x["g"][1::4], x["g"][2::4] = 1.5, 0.0, -0.5
+
+
 def _large_state(x: dict[str, torch.Tensor]) -> None:
     x["initial_state"] *= 4000.0
     x["g"].fill_(-1e-2)
@@ -251,6 +255,7 @@ def _prefills(op: str) -> list[Case]:
         case("beta-sigmoid", options={"use_beta_sigmoid": True}),
         case("beta-doubled", options={"use_beta_sigmoid": True, "allow_neg_eigval": True}),
         case("linear-gate", options={"gate_domain": "linear"}),
+        case("linear-gate-out-of-range", options={"gate_domain": "linear"}, change=_decays_out_of_range),
         case("gate-in-kernel", options={"safe_gate": True}, a_log=True, bias=True, invariants=(6,)),
         case("gate-without-parameters", options={"safe_gate": True}, invariants=(6,)),
         case("bf16-gate", gate=torch.bfloat16),
@@ -323,6 +328,7 @@ def _decodes(op: str) -> list[Case]:
             "use_qk_l2norm": True, "use_beta_sigmoid": True, "safe_gate": True}),
         case("beta-doubled", options={"use_beta_sigmoid": True, "allow_neg_eigval": True}),
         case("linear-gate", options={"gate_domain": "linear"}),
+        case("linear-gate-out-of-range", options={"gate_domain": "linear"}, change=_decays_out_of_range),
         case("steep-gates", lengths=(8,) * 2, options={"tokens_per_sequence": 8}, change=_steep, invariants=(1, 5)),
         case("positive-gates-count-as-0", change=_positive_gates),
         case("padded-strides", padded=True, invariants=(9, 18)),
