@@ -1,7 +1,7 @@
 """cuDNN's errors as one line of text and as declines. Imported by ``select``, ``plan`` and ``api``.
 
 The binding raises ``cudnnGraphNotSupportedError`` where no engine takes a graph, RuntimeError where a call fails and ValueError for
-arguments. Their texts hold the backend's own messages, one line a check; what ``get_last_error_string`` had is in them by then.
+arguments; TypeError or OverflowError for a number that its C++ has no room for. Their texts hold the backend's own messages, one line a check; what ``get_last_error_string`` had is in them by then.
 """
 
 from __future__ import annotations
@@ -75,7 +75,11 @@ def translated() -> Iterator[None]:
 
 def of_binding(error: BaseException) -> bool:
     """Whether the binding raises such errors for what the backend refuses."""
-    return type(error).__name__ == NOT_SUPPORTED or type(error) in (RuntimeError, ValueError)
+    if type(error).__name__ == NOT_SUPPORTED or type(error) in (RuntimeError, ValueError, OverflowError):
+        return True
+    return type(error) is TypeError and "incompatible function arguments" in str(
+        error
+    )  # a number that C++ has no room for
 
 
 def _read(error: BaseException) -> tuple[str, str]:

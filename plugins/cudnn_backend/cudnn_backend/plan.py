@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cudnn_core import BuildError, Decline, ExecutionError, HandleError, PlanConfig
+from cudnn_core import BuildError, Decline, ExecutionError, Handle, HandleError, PlanConfig
 
 from . import errors, handles, library, lower
 from .device_json import device_properties
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         DeviceInfo,
         ExecutionContext,
         FrozenGraph,
-        Handle,
         Operand,
         Runner,
         VariantPack,
@@ -91,16 +90,27 @@ def restored(
     try:
         if header["schema"] != SCHEMA:
             raise BuildError(f"a plan of schema {header['schema']!r}, and this version reads {SCHEMA}")
-        version, choice = header["cudnn"], Choice(header["variant"], header["settings"])
-        dynamic = header["knobs"] is not None
+        version, choice = int(header["cudnn"]), Choice(header["variant"], header["settings"])
+        knobs = header["knobs"]
+        dynamic = knobs is not None
+        config = (
+            PlanConfig(
+                "",
+                {"heuristics": str(knobs["heuristics"]), "engine_knobs": str(knobs["engine_knobs"])},
+                str(header.get("member", "")),
+            )
+            if dynamic
+            else None
+        )
         data = payloads["kernels" if dynamic else "plan"]
-    except (KeyError, TypeError) as error:
+        if dynamic:
+            data.decode()
+    except (KeyError, TypeError, ValueError) as error:  # of decode, too
         raise BuildError(f"not a plan of this plugin: {type(error).__name__}: {error}") from error
     if version != loaded.version:
-        wanted, here = library.version_text(int(version)), library.version_text(loaded.version)
+        wanted, here = library.version_text(version), library.version_text(loaded.version)
         raise BuildError(f"the plan was built by cuDNN {wanted}, this is {here}")
-    if dynamic:
-        config = PlanConfig("", header["knobs"], str(header.get("member", "")))
+    if config is not None:
         return DynamicPlan(loaded, graph, config, ctx.device, data)
     with errors.translated():
         target = _empty(loaded, ctx.device)
@@ -116,7 +126,8 @@ class BackendPlan:
     def __init__(self, loaded: Library, target: Any, graph: FrozenGraph, device: DeviceInfo, choice: Choice) -> None:
         self.choice, self.variant = choice, choice.variant
         self._loaded, self._target = loaded, target
-        self._mine = handles.per_thread(loaded, device.ordinal or 0)
+        self._ordinal = device.ordinal or 0
+        self._mine = handles.per_thread(loaded, self._ordinal)
         count = len(graph.operands)
         with errors.translated():
             target._prepare_variant_pack_template()
@@ -135,7 +146,7 @@ class BackendPlan:
         fills = graph.facts(lower.analyse).fills
         if fills:
             self.notes -= {NATIVE}  # cuDNN would add its own work alone
-            self._fill = filler(fills, [_label(operand) for operand in graph.operands], device.ordinal or 0)
+            self._fill = filler(fills, [_label(operand) for operand in graph.operands], self._ordinal)
             self._run = _after(self._fill, self._run)
 
     def __repr__(self) -> str:
@@ -235,8 +246,11 @@ class BackendPlan:
             raise ExecutionError(
                 f"{method}: cuDNN's {self.choice.variant} has no native CUDA graph: capture execute instead"
             )
-        if handle is None:
-            raise HandleError(f"{method} needs a handle")
+        if not isinstance(handle, Handle) or (handle.device.type, handle.device.ordinal or 0) != (
+            "cuda",
+            self._ordinal,
+        ):
+            raise HandleError(f"{method} needs a handle of cuda:{self._ordinal}, got {handle!r}")
         space = _address(workspace, "workspace") if workspace is not None else 0
         if self.workspace_size and not space:
             raise ExecutionError(f"the plan needs a workspace of {self.workspace_size} bytes", operand="workspace")

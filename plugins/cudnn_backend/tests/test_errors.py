@@ -82,6 +82,12 @@ class cudnnGraphNotSupportedError(Exception):  # the binding's name
         ),
         (RuntimeError("Invalid engine id."), "x.cudnn_backend.refused", "Invalid engine id."),
         (ValueError(""), "x.cudnn_backend.refused", "ValueError"),
+        (OverflowError("Python int too large"), "x.cudnn_backend.refused", "Python int too large"),
+        (
+            TypeError("f(): incompatible function arguments. The following"),
+            "x.cudnn_backend.refused",
+            "f(): incompatible function arguments. The following",
+        ),
     ],
 )
 def test_what_cudnn_says_becomes_a_decline(error, code, text):

@@ -324,9 +324,57 @@ def linear_attention(b):
     (made[0] if isinstance(made, (list, tuple)) else made).set_output(True)
 
 
+def too_large(b):
+    b.graph()
+    b.g.relu(b.input((2**31, 2**32))).set_output(True)
+
+
+def too_far(b):
+    b.graph()
+    b.g.relu(b.input((2, 64), stride=(2**63 - 1, 1))).set_output(True)
+
+
+def attention_with(io="bfloat16", **ports):
+    """Attention with lengths or a dropout, whose ports have these types."""
+
+    def make(b):
+        b.graph(io)
+        q, k, v = (b.input((2, 2, 64, 64)) for _ in range(3))
+        more = {}
+        if "dropout_mask" in ports:
+            more["dropout"] = b.input((2, 2, 64, 64), ports["dropout_mask"]), b.input((1, 1, 1, 1), "float32")
+        if "attn_scale" in ports:
+            more["attn_scale"] = b.input((1, 1, 1, 1), ports["attn_scale"])
+        if "probability" in ports:
+            more["dropout"] = (ports["probability"], *(b.input((1, 1, 1, 1), "int64") for _ in range(2)))
+        made = b.g.sdpa(q=q, k=k, v=v, **more)
+        (made[0] if isinstance(made, (list, tuple)) else made).set_output(True)
+
+    return make
+
+
+_FLOATS = "needs float16 | bfloat16 | float32"
+_RANGE = "needs fewer than 2^63 elements, and in as much memory"
 _PACKED = "needs booleans inside the graph, got boolean"
 
 DECLINES = {
+    "more elements than an int64": (
+        too_large,
+        *(f"shape.range relu.{port}: {_RANGE}, got {2**63}" for port in ("in0", "out")),
+    ),
+    "a stride beyond int64": (too_far, f"shape.range relu.in0: {_RANGE}, got {2**63 + 63}"),
+    "a dropout mask of 4 bits": (
+        attention_with(dropout_mask="int4"),
+        f"dtype.unsupported sdpa.dropout_mask: {_FLOATS}, got int4",
+    ),
+    "a scale in float64": (
+        attention_with(attn_scale="float64"),
+        f"dtype.unsupported sdpa.attn_scale: {_FLOATS}, got float64",
+    ),
+    "a dropout of nothing": (
+        attention_with(probability=0.0),
+        "op.attribute sdpa.dropout_probability: needs more than 0, got 0.0",
+    ),
     "a comparison as output": (compared, f"dtype.unsupported cmp_gt.out: {_PACKED}"),
     "a comparison of a product as output": (compared_product, f"dtype.unsupported cmp_gt.out: {_PACKED}"),
     "masks in memory": (

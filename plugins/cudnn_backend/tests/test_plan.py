@@ -150,7 +150,11 @@ assert count.get("heuristics_asked") == asked
 assert (loaded.workspace_size, loaded.choice) == (512, plan.choice)
 loaded.bind(layout(graph))((256, 512, 768), 4096, 9)
 assert count.last() == {"pointers": {1: 256, 2: 512, 3: 768}, "workspace": 4096, "stream": 9, "engine": 1}, count.last()
-for broken, text in (({"schema": 2}, "schema 2"), ({"cudnn": 92800}, "cuDNN 9.28.0, this is 9.19.0"), ({"variant": None}, "")):
+wrong = ({"cudnn": "x"}, {"cudnn": None}, {"knobs": []}, {"knobs": {}})
+for broken, text in (
+    ({"schema": 2}, "schema 2"), ({"cudnn": 92800}, "cuDNN 9.28.0, this is 9.19.0"), ({"variant": None}, ""),
+    *((change, "not a plan of this plugin") for change in wrong),
+):
     try:
         BackendGraph().load_plan({**header, **broken}, payloads, graph.freeze("cuda"), CTX)
     except cudnn_core.BuildError as error:
@@ -171,6 +175,38 @@ except cudnn_core.BuildError as error:
     assert "slots [1, 2, 3] for 5 operands" in str(error), error
 else:
     raise AssertionError
+"""
+    )
+
+
+def test_kernels_that_are_no_text_are_not_loaded(fake):
+    fake.run(
+        START
+        + """
+from cudnn_backend.engines import BackendGraph
+graph = matmul(cudnn_core.Dim("m", min=8, max=64, multiple_of=8))
+header, _ = build(graph).serialize()
+try:
+    BackendGraph().load_plan(header, {"kernels": bytes([255, 254])}, graph.freeze("cuda"), CTX)
+except cudnn_core.BuildError as error:
+    assert "not a plan of this plugin" in str(error), error
+else:
+    raise AssertionError
+"""
+    )
+
+
+def test_a_number_that_cudnn_has_no_room_for_is_a_build_error(fake):
+    fake.run(
+        START
+        + """
+for chosen in (config("eng1", engine_knobs="KERNEL_CFG=" + "9" * 23), config("eng" + "9" * 23)):
+    try:
+        build(matmul(), chosen)
+    except cudnn_core.BuildError as error:
+        assert error.decline is not None, error
+    else:
+        raise AssertionError(chosen)
 """
     )
 
@@ -275,6 +311,13 @@ with present_gpu():
     assert (count.get("populated"), count.last()["pointers"], count.last()["stream"]) == (1, {1: 256, 2: 512, 3: 768}, 5)
     plan.update_cuda_graph(handle, VariantPack(layout(graph), (1024, 512, 768)), 4096, 0xabc)
     assert (count.get("updated"), count.last()["pointers"]) == (1, {1: 1024, 2: 512, 3: 768})
+    for stranger in (None, 7, cudnn_core.create_handle("cpu")):
+        try:
+            plan.populate_cuda_graph(stranger, pack, 4096, 1)
+        except cudnn_core.HandleError as error:
+            assert "needs a handle of cuda:0" in str(error), error
+        else:
+            raise AssertionError(stranger)
     for wrong, text in (((handle, pack, None, 1), "needs a workspace of 512"), ((handle, pack, 4096, "x"), "no address")):
         try:
             plan.populate_cuda_graph(*wrong)

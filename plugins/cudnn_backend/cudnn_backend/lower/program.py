@@ -42,6 +42,7 @@ _DYNAMIC = frozenset({"matmul", "conv_fprop", "layernorm", "rmsnorm"})
 _RAGGED_RANK = 4
 _FLOAT_MAX = (2 - 2.0**-23) * 2.0**127
 _MOST_AXES = 5
+_INT64 = 2**63
 
 
 _NO_FRAME = Frame((), 0, ())
@@ -158,6 +159,7 @@ class _Analysis:
                     self.constants[tensor.index] = number
             elif tensor.role != "virtual":
                 self._strides(tensor, subject)
+                self._range(tensor, subject)
                 # In the backend's memory eight of them are one byte.
                 c.require(
                     tensor.dtype != "boolean", "dtype.unsupported", subject, "booleans inside the graph", "boolean"
@@ -172,6 +174,15 @@ class _Analysis:
             subject,
             "stride 1 on an axis",
             [typical(step) for step in tensor.stride],
+        )
+
+    def _range(self, tensor: FrozenTensor, subject: str) -> None:
+        """The backend counts elements, and numbers them in memory, by int64."""
+        dim, stride = [typical(size) for size in tensor.dim], [typical(step) for step in tensor.stride]
+        span = 1 + sum((size - 1) * step for size, step in zip(dim, stride, strict=True))
+        most = max(math.prod(dim), span, *stride, 0)
+        self.c.require(
+            most < _INT64, "shape.range", subject, "fewer than 2^63 elements, and in as much memory", str(most)
         )
 
     # Folding

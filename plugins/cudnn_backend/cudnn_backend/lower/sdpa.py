@@ -26,6 +26,17 @@ _COLUMNS = (
     *("attn_scale", "seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv", "seed", "offset", "dropout_scale"),
 )
 
+_FLOATS = ("float16", "bfloat16", "float32")
+_INDICES = ("int32", "int64")
+# Nothing looks at them before the planner, which divides by zero for a dropout mask of booleans.
+_TYPES = {
+    **dict.fromkeys(("attn_scale", "bias", "dropout_mask", "dropout_scale"), _FLOATS),
+    **dict.fromkeys(("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv", "seed", "offset"), _INDICES),
+    **dict.fromkeys(("paged_attention_k_table", "paged_attention_v_table"), _INDICES),
+    "block_mask": ("uint8",),
+    "sink_token": ("float32",),
+}
+
 
 def _used(tensor: FrozenTensor | None) -> bool:
     return tensor is not None and (tensor.role == "output" or bool(tensor.consumers))
@@ -34,8 +45,16 @@ def _used(tensor: FrozenTensor | None) -> bool:
 def _check(c: Checks, node: FrozenNode) -> None:
     # Its engines for fp8 belong to an operation with scales of its own.
     c.dtype("sdpa.q", node.inputs["q"], "float16", "bfloat16", "float32")
+    for port, types in _TYPES.items():
+        if port in node.inputs:
+            c.dtype(f"sdpa.{port}", node.inputs[port], *types)
     # The operations that attention is made of take the graph's type, not the node's.
     c.require(node.compute_dtype == "float32", "dtype.compute", "sdpa", ["float32"], str(node.compute_dtype))
+    probability = node.attrs["dropout_probability"]
+    # The binding leaves the generator of a dropout of 0 out, and with it two operands.
+    c.require(
+        probability is None or probability > 0, "op.attribute", "sdpa.dropout_probability", "more than 0", probability
+    )
     for port in _SIDE_OUTPUTS:
         tensor = node.outputs.get(port)
         c.require(
