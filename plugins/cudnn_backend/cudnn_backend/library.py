@@ -29,6 +29,7 @@ MODULE = "cudnn._compiled_module"
 BINDING = "nvidia-cudnn-frontend"
 WHEELS = {"nvidia-cudnn-cu13": 13, "nvidia-cudnn-cu12": 12}  # both install the same files
 SONAME = "libcudnn.so.9"
+GRAPH = "libcudnn_graph.so.9"
 TWO_COPIES = "x.cudnn_backend.two_copies"
 
 _INSTALL = "pip install nvidia-cudnn-cu13, for CUDA 12 nvidia-cudnn-cu12"
@@ -135,6 +136,7 @@ def _examine() -> tuple[Found | None, Decline | None]:
         found = _find()
         if found.version:
             _require_floor(found.version)
+        _graph_library(found)
         _cublas_lt(found)
         try:
             ctypes.CDLL("libcuda.so.1")
@@ -250,6 +252,19 @@ def _require_floor(number: int) -> None:
         raise _Unusable(
             Decline("dep.too_old", "libcudnn", expected, version_text(number), "pip install -U nvidia-cudnn-cu13")
         )
+
+
+def _graph_library(found: Found) -> None:
+    """The part that the first call needs. libcudnn aborts the process where it finds none; of the other parts it says so.
+
+    The loader looks beside the path that it was given: not where a link points.
+    """
+    if (Path(found.path).parent / GRAPH).is_file():
+        return
+    try:
+        ctypes.CDLL(GRAPH)
+    except OSError:
+        raise _Unusable(Decline("dep.missing", "libcudnn", f"{GRAPH} beside {SONAME}", found.path, _INSTALL)) from None
 
 
 def _cublas_lt(found: Found) -> str:

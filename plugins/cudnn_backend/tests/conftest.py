@@ -14,6 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 FAKES = {
     "libcudnn.so.9": "fake_cudnn.c",
+    "libcudnn_graph.so.9": "empty.c",
     "libcuda.so.1": "fake_cuda.c",
     "libcudart.so.13": "fake_cuda.c",
     "libcublasLt.so.13": "empty.c",

@@ -11,6 +11,7 @@ import pytest
 START = "from programs import *\nfrom cudnn_backend import library\n"
 # No copy but those of the test: neither the machine's wheels nor its torch.
 ALONE = START + "library._wheels = lambda: {}\nlibrary._package_folders = lambda name: []\n"
+CUDNN = ("libcudnn.so.9", "libcudnn_graph.so.9")
 TELL = """
 found = library.problem()
 assert found is not None and library.problem() is found
@@ -52,7 +53,8 @@ def wheel(folder, name: str, version: str, cudnn=None):
     if cudnn is not None:
         lib = folder / "nvidia" / "cudnn" / "lib"
         lib.mkdir(parents=True, exist_ok=True)
-        shutil.copy(cudnn, lib / "libcudnn.so.9")
+        for name in CUDNN:
+            shutil.copy(cudnn.parent / name, lib / name)
     return folder
 
 
@@ -106,21 +108,34 @@ assert library.problem().code == "dep.import_failed" and "cudnn._compiled_module
     assert said.splitlines() == ["dep.import_failed nvidia-cudnn-frontend"] * 2
 
 
+def test_no_graph_library_which_would_abort_the_process(fake, tmp_path):
+    need_none("libcudnn_graph.so.9")
+    folder = fake.build(tmp_path / "lib", "libcudnn.so.9", "libcublasLt.so.13", "libcuda.so.1", "libcudart.so.13")
+    links = fake.build(tmp_path / "links", "libcublasLt.so.13", "libcuda.so.1", "libcudart.so.13")
+    (links / "libcudnn.so.9").symlink_to(
+        fake.folder / "libcudnn.so.9"
+    )  # whose folder has it, and the loader looks beside the link
+    for place in (folder, links):
+        said = fake.run(ALONE + TELL + "print(found.expected)", place)
+        assert said.startswith("dep.missing|libcudnn|pip install nvidia-cudnn-cu13")
+        assert "libcudnn_graph.so.9" in said
+
+
 def test_no_libcublaslt_which_would_abort_the_process(fake, tmp_path):
     need_none("libcublasLt.so.13", "libcublasLt.so.12")
-    folder = fake.build(tmp_path / "lib", "libcudnn.so.9", "libcuda.so.1", "libcudart.so.13")
+    folder = fake.build(tmp_path / "lib", *CUDNN, "libcuda.so.1", "libcudart.so.13")
     assert fake.run(ALONE + TELL, folder).startswith("dep.missing|libcublasLt|pip install nvidia-cublas")
 
 
 def test_no_driver(fake, tmp_path):
     need_none("libcuda.so.1")
-    folder = fake.build(tmp_path / "lib", "libcudnn.so.9", "libcublasLt.so.13", "libcudart.so.13")
+    folder = fake.build(tmp_path / "lib", *CUDNN, "libcublasLt.so.13", "libcudart.so.13")
     assert fake.run(ALONE + TELL, folder).strip() == "dep.driver|libcuda|install the NVIDIA driver"
 
 
 def test_no_libcudart(fake, tmp_path):
     need_none("libcudart.so.13", "libcudart.so.12")
-    folder = fake.build(tmp_path / "lib", "libcudnn.so.9", "libcublasLt.so.13", "libcuda.so.1")
+    folder = fake.build(tmp_path / "lib", *CUDNN, "libcublasLt.so.13", "libcuda.so.1")
     load = "\ntry:\n    library.load()\nexcept cudnn_core.BuildError as error:\n    print(error.decline.code, error.decline.subject)"
     assert fake.run(ALONE + load, folder).strip() == "dep.missing libcudart"
 
