@@ -19,10 +19,11 @@ from .._config import _state
 from .._config._layer import flat_settings, parse_layer
 from .._config._source import Source
 from .._context import build_device
+from .._declines import Decline
 from .._device import DeviceInfo, as_device, device_info
 from .._driver import driver
 from .._engine import Declined, ExecutionContext, PlanConfig
-from .._errors import CudnnCoreError
+from .._errors import BuildError, CudnnCoreError
 from .._filter import filter_graph
 from .._ranking import Candidate, rank
 from .._registry import current
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from .._plan import Plan
     from .._registry import EngineEntry, Registry
 
-__all__ = ["PRESETS", "Kit", "KitFailure", "Options", "short_graph"]
+__all__ = ["PRESETS", "Kit", "KitFailure", "Options", "build_decline", "short_graph"]
 
 # One part of each architecture that a manifest may name, and the CPU.
 PRESETS = ("A100", "L40S", "H200", "B200", "B300", "RTX5090")
@@ -173,7 +174,6 @@ class Kit:
     def plan(self, entry: EngineEntry, case: Case, device: DeviceInfo, config: PlanConfig | None = None) -> Plan:
         """The plan of an accepted case. KitFailure if it does not build (BuildError stays, for a ``config`` given)."""
         from .._building import build_config, finish
-        from .._errors import BuildError
         from .._planner import Survey
 
         graph = case.freeze(device.type)
@@ -218,6 +218,13 @@ def _present() -> list[DeviceInfo]:
     if driver() is not None:
         found.append(device_info(0))
     return found
+
+
+def build_decline(error: BuildError) -> Decline | None:
+    """The reason that the engine itself gave for not building, and none of the core's: of anything else None."""
+    cause = error.__cause__
+    found = cause.decline if isinstance(cause, BuildError) else None
+    return found if isinstance(found, Decline) else None
 
 
 def place(device: DeviceInfo) -> str:

@@ -6,9 +6,15 @@ The error model (running error analysis, to first order with a margin). Let u be
   sum of n products    e(C) = n 2u sum|a||b| + sum(|a| e(b) + e(a) |b| + e(a) e(b))    (2u: tensor cores truncate)
     of 8-bit floats    with the note reduced_precision_reduction: plus ceil(n / 32) 33 2**-13 (max|a| max|b| + |C|), with the largest
                        |a| and |b| of the sum (of a row and a column)
+    of float32         with the note down_convert_inputs: e(a) and e(b) of float32 operands grow by 2**-11 (|a| + e(a)); what may round
+                       to 0 times an infinity may be NaN and is not judged
   sum of n terms       e    = n 2u sum|x| + sum e(x)
   function f           e    = |f(x +- d) - f(x)| + 4u (|f(x)| + s(x)), d = e(x) + 4u |x| + the smallest normal number (flushing
                        subnormals is allowed); s is the size of what f cancels internally. Exact functions: d = e(x), no 4u.
+    approximate        with the note approximate_math: plus 2**-20 (|f(x)| + s(x)) for the functions it names, where s is at least 1 for log,
+                       erf, sin and cos and tan**2 for tan; if f contains tanh(u), what 2**-10.5 |tanh(u)| there changes
+    max, min,          with the note nan_not_propagated: a result that a NaN reaches is not judged, nor what follows from it; likewise the
+    relu_backward      reductions MAX, MIN and AMAX (and an infinity times the slope 0 of relu_backward)
   softmax(s) v         the relative error of a probability is expm1(e(s) + max e(s) + (n + 8) 2u + 2u |s - max|), and it may be
                        rounded once to the type of v
   normalisation        the two rules above, through mean, variance and reciprocal root
@@ -17,11 +23,12 @@ The error model (running error analysis, to first order with a margin). Let u be
   virtual tensor       plus half the spacing of its declared type, whether the engine rounds there or not
   output               plus half the spacing of its type around the exact value, and that is the tolerance
 
-The note. One fp8 wgmma of Hopper adds 32 products to the accumulator: it aligns these 33 addends to the largest exponent among
+The notes. One fp8 wgmma of Hopper adds 32 products to the accumulator: it aligns these 33 addends to the largest exponent among
 them and keeps about 13 bits behind the leading one. Each addend loses up to 2**-13 of the largest, which is a product or what has
 been summed; taking partial sums in float32 between the instructions (promotion) removes none of it. That 33 addends are never all
 cut by a whole unit covers partial sums that are larger than their result. Only operands that the graph declares as 8-bit floats
-count, and only for engines that state the note for the graph: to all others the first rule applies.
+count, and only for engines that state the note for the graph: to all others the first rule applies. TF32 operands are float32 rounded
+to 10 bits behind the leading one. tanh.approx.f32 has a relative error of up to 2**-11 (PTX ISA).
 
 Functions take ``Val`` (value, bound) by port. ``_oracle_blocks`` has the larger ops. Imported by the kit's run phase.
 """
@@ -40,7 +47,7 @@ from ._codec import FORMATS, decode, encode, half_spacing
 if TYPE_CHECKING:
     from .._graph._frozen import FrozenGraph
 
-__all__ = ["RULES", "Context", "Val", "evaluate", "largest_product", "product_error"]
+__all__ = ["RULES", "Context", "Val", "evaluate", "largest_product", "product_error", "unjudged"]
 
 Array = Any  # of numpy
 
@@ -53,21 +60,40 @@ class Val(NamedTuple):
 
 
 class Context(NamedTuple):
-    """``u``: unit roundoff of the node's arithmetic; ``tiny``: its smallest normal number; ``reduced``: sums of products of
-    8-bit floats are those of the note."""
+    """``u``: unit roundoff of the node's arithmetic; ``tiny``: its smallest normal number; the rest: whether the engine states
+    ``reduced_precision_reduction``, ``down_convert_inputs``, ``approximate_math``, ``nan_not_propagated``."""
 
     u: float
     tiny: float
     reduced: bool = False
+    converts: bool = False
+    approximates: bool = False
+    drops_nan: bool = False
 
     def reduces(self, *operands: Any) -> bool:
-        """Whether sums of products of these tensors of the graph are."""
+        """Whether sums of products of these tensors of the graph are those of reduced precision."""
         return self.reduced and all(str(operand.dtype) in _REDUCED_TYPES for operand in operands)
 
+    def factor(self, value: Val, operand: Any) -> Val:
+        """A factor of a sum of products as the engine may read it: ``value``, declared as this tensor of the graph."""
+        if not self.converts or str(operand.dtype) != "float32":
+            return value
+        size = np.where(np.isfinite(value.v), np.abs(value.v), 0.0)
+        flushed = np.where(value.v != 0, _CONVERTED_TINY, 0.0)
+        return Val(value.v, value.e + _CONVERTED * (size + value.e) + flushed)
 
-_REDUCED = str(numerical_note.REDUCED_PRECISION_REDUCTION).lower()
+
+# Notes that bounds follow from, by field of Context.
+_NOTES = {
+    "reduced": str(numerical_note.REDUCED_PRECISION_REDUCTION).lower(),
+    "converts": str(numerical_note.DOWN_CONVERT_INPUTS).lower(),
+    "approximates": "approximate_math",
+    "drops_nan": "nan_not_propagated",
+}
 _REDUCED_TYPES = ("fp8_e4m3", "fp8_e5m2")
 _REDUCED_K, _REDUCED_BITS = 32, 13  # of one instruction; kept behind the leading one
+_CONVERTED, _CONVERTED_TINY = 2.0**-11, 2.0**-137  # unit roundoff of TF32; half its smallest number
+_TANH, _OTHERS = 2.0**-10.5, 2.0**-20  # of approximations, relative
 
 
 Rule = Callable[[Any, Mapping[str, Any], Context], dict[str, Val]]
@@ -81,7 +107,8 @@ def evaluate(graph: FrozenGraph, inputs: Mapping[int, Array], notes: Iterable[st
     """
     from . import _oracle_blocks  # noqa: F401  fills RULES
 
-    reduced = _REDUCED in {note.lower() for note in notes}
+    stated = {note.lower() for note in notes}
+    flags = {field: note in stated for field, note in _NOTES.items()}
     known: dict[int, Val] = {}
     for tensor in graph.tensors:
         if tensor.is_constant:
@@ -95,7 +122,7 @@ def evaluate(graph: FrozenGraph, inputs: Mapping[int, Array], notes: Iterable[st
                 for port, held in node.inputs.items()
             }
             rule = _rule(node)
-            results = rule(node, ports, _context(node)._replace(reduced=reduced))
+            results = rule(node, ports, _context(node)._replace(**flags))
             if rule is not _pointwise:
                 results = _settled(results, ports)
             for port, tensor in node.outputs.items():
@@ -169,11 +196,31 @@ def product_error(
     error = terms * 2 * u * multiply(np.abs(a.v), np.abs(b.v))
     if a.e.any() or b.e.any():
         error = error + multiply(np.abs(a.v), b.e) + multiply(a.e, np.abs(b.v)) + multiply(a.e, b.e)
+        value, error = _undecided(a, b, multiply, value, error)
     if largest is not None:
         addends = math.ceil(terms / _REDUCED_K) * (_REDUCED_K + 1)
         top = largest(np.abs(a.v) + a.e, np.abs(b.v) + b.e)
         error = error + addends * 2.0**-_REDUCED_BITS * (top + np.abs(value))
     return Val(value, _clean(error))
+
+
+def _undecided(
+    a: Val, b: Val, multiply: Callable[[Array, Array], Array], value: Array, error: Array
+) -> tuple[Array, Array]:
+    """Sums that nothing can be said of: with an operand in doubt, or an infinity times what may be 0."""
+
+    def met(x: Array, y: Array) -> Array:
+        return multiply(x.astype(np.float64), y.astype(np.float64)) > 0
+
+    doubtful = [np.isinf(x.e) for x in (a, b)]
+    infinite = [np.isinf(x.v) for x in (a, b)]
+    vanishing = [(x.v != 0) & (np.abs(x.v) < 2.0**-136) & (x.e > 0) for x in (a, b)]
+    if not any(map(np.any, doubtful)) and not (any(map(np.any, infinite)) and any(map(np.any, vanishing))):
+        return value, error
+    every = [np.ones_like(x.v) for x in (a, b)]
+    undecided = met(doubtful[0], every[1]) | met(every[0], doubtful[1])
+    undecided |= met(infinite[0], vanishing[1]) | met(vanishing[0], infinite[1])
+    return np.where(undecided, 0.0, value), np.where(undecided, np.inf, error)
 
 
 def largest_product(a: Array, b: Array) -> Array:
@@ -206,7 +253,18 @@ def propagate(
         flips = np.isnan(value) & (~np.isnan(moved[0]) | ~np.isnan(moved[1]))
         reached = np.maximum(*(_clean(np.abs(other - value)) for other in moved))
         error = error + np.where(flips, np.inf, reached)
-    return Val(value, np.broadcast_to(_clean(error), value.shape))
+    error = np.broadcast_to(_clean(error), value.shape)
+    if c.drops_nan:  # an operand that is not judged: neither is the result
+        doubt = np.broadcast_to(
+            np.logical_or.reduce(np.broadcast_arrays(*(np.isinf(x.e) for x in values))), value.shape
+        )
+        return unjudged(Val(value, error), doubt)
+    return Val(value, error)
+
+
+def unjudged(value: Val, where: Array) -> Val:
+    """``value`` with elements that may be anything."""
+    return Val(np.where(where, 0.0, value.v), np.where(where, np.inf, value.e))
 
 
 # --- pointwise
@@ -322,6 +380,46 @@ POINTWISE: dict[str, _Point] = {
 }
 
 
+# --- approximations: absolute errors of f(*x), for the note
+def _with_tanh(t: Array, slope: Array, bend: Array) -> Array:
+    """What a tanh that is off by d changes: |slope| d + |bend| d**2."""
+    d = _TANH * np.abs(t)
+    return np.asarray(np.abs(slope) * d + np.abs(bend) * d * d)
+
+
+def _gelu_backward_error(g: Array, x: Array) -> Array:
+    t, bend = np.tanh(_tanh_inner(x)), g * 0.5 * x * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return _with_tanh(t, np.abs(0.5 * g) + 2 * np.abs(bend * t), bend)
+
+
+_APPROXIMATE_TANH: dict[str, Callable[..., Array]] = {
+    "tanh": lambda x: _with_tanh(np.tanh(x), 1.0, 0.0),
+    "tanh_backward": lambda g, x: _with_tanh(np.tanh(x), 2 * g * np.tanh(x), g),
+    "gelu_approx_tanh": lambda x: _with_tanh(np.tanh(_tanh_inner(x)), 0.5 * x, 0.0),
+    "gelu_approx_tanh_backward": _gelu_backward_error,
+}
+# What to add to the size |f(x)| + s(x) of the others.
+_APPROXIMATE: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("exp", "sin", "cos", "sigmoid", "softplus", "elu", "swish", "gelu"), lambda x: 0.0),
+    **dict.fromkeys([f"{name}_backward" for name in ("sigmoid", "softplus", "elu", "swish", "gelu")], lambda g, x: 0.0),
+    "log": _one,
+    "erf": _one,
+    "tan": lambda x: np.tan(x) ** 2,
+}
+
+
+def _approximated(op: str, values: list[Val], result: Val, cancels: Any) -> Val:
+    """``result`` of a function that may be the hardware's approximation."""
+    x = [value.v for value in values]
+    if op in _APPROXIMATE_TANH:
+        extra = _APPROXIMATE_TANH[op](*x)
+    elif op in _APPROXIMATE:
+        extra = _OTHERS * (np.abs(result.v) + np.abs(cancels) + _APPROXIMATE[op](*x))
+    else:
+        return result
+    return Val(result.v, result.e + _clean(np.asarray(extra)))
+
+
 def _pointwise_of(node: Any) -> _Point:
     attrs = node.attrs
     if node.op in ("relu", "relu_backward"):
@@ -347,7 +445,13 @@ def _pointwise(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val
     cancels = 0.0 if row.cancels is None else np.abs(row.cancels(*(x.v for x in values)))
     whole = all(str(t.dtype) in ("int64", "int32", "int8", "uint8", "boolean") for t in node.inputs.values())
     whole = whole and node.op in ("add", "sub", "mul", "add_square")
-    return {"out": propagate(row.function, values, c, exactly=row.exactly or whole, cancels=cancels)}
+    result = propagate(row.function, values, c, exactly=row.exactly or whole, cancels=cancels)
+    if c.approximates and c.u >= 2.0**-24:
+        result = _approximated(node.op, values, result, cancels)
+    if c.drops_nan and node.op in ("max", "min", "relu_backward"):
+        reached = np.logical_or.reduce(np.broadcast_arrays(*(np.isnan(x.v) for x in values)))
+        result = unjudged(result, reached | np.isnan(result.v))  # also of an infinity times the slope 0
+    return {"out": result}
 
 
 def _gen_index(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:

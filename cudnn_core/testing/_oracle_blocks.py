@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _oracle_models  # noqa: F401  fills RULES
-from ._oracle import RULES, Context, Val, largest_product, product_error, propagate
+from ._oracle import RULES, Context, Val, largest_product, product_error, propagate, unjudged
 
 __all__: list[str] = []
 
@@ -16,7 +16,7 @@ Array = Any  # of numpy
 
 
 def _matmul(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
-    a, b = ports["A"], ports["B"]
+    a, b = (c.factor(ports[port], node.inputs[port]) for port in ("A", "B"))
     largest = largest_product if c.reduces(node.inputs["A"], node.inputs["B"]) else None
     return {"C": product_error(a, b, np.matmul, a.v.shape[-1], c.u, largest=largest)}
 
@@ -40,6 +40,14 @@ def _reduction(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val
 
 def _reduce(x: Val, mode: str, dim: Sequence[int], c: Context) -> Val:
     axes = tuple(axis for axis, (have, want) in enumerate(zip(x.v.shape, dim, strict=True)) if have != want)
+    result = _reduced(x, mode, axes, c)
+    if not c.drops_nan:
+        return result
+    doubt = np.isinf(x.e) | (np.isnan(x.v) if mode in ("MIN", "MAX", "AMAX") else False)
+    return unjudged(result, doubt.any(axes, keepdims=True) if axes else doubt)
+
+
+def _reduced(x: Val, mode: str, axes: tuple[int, ...], c: Context) -> Val:
     count = int(np.prod([x.v.shape[axis] for axis in axes])) if axes else 1
     size = np.abs(x.v)
 

@@ -36,9 +36,10 @@ def _sdpa(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
     q, k, v = (_by_head(ports[port], ports["q"].v.shape[1]) for port in ("q", "k", "v"))
     scale = float(ports["attn_scale"].v.reshape(-1)[0]) if "attn_scale" in ports else node.attrs["scale"]
     scale = 1.0 if scale is None else scale
-    keys = Val(np.swapaxes(k.v, -1, -2), np.swapaxes(k.e, -1, -2))
+    v = c.factor(v, node.inputs["v"])
+    keys = c.factor(Val(np.swapaxes(k.v, -1, -2), np.swapaxes(k.e, -1, -2)), node.inputs["k"])
     largest = largest_product if c.reduces(node.inputs["q"], node.inputs["k"]) else None
-    dot = product_error(q, keys, np.matmul, q.v.shape[-1], c.u, largest=largest)
+    dot = product_error(c.factor(q, node.inputs["q"]), keys, np.matmul, q.v.shape[-1], c.u, largest=largest)
     score, error = scale * dot.v, abs(scale) * dot.e + 4 * c.u * np.abs(scale * dot.v)
     rows, columns = np.arange(score.shape[2]).reshape(-1, 1), np.arange(score.shape[3]).reshape(1, -1)
     if "bias" in ports:
@@ -68,6 +69,7 @@ def _sdpa(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
     relative = np.expm1(error + worst + sums + 2 * c.u * distance) + low
     probability = Val(p, p * relative + c.tiny)
     largest = largest_product if c.reduces(node.inputs["v"]) else None  # probabilities may have its type
+    probability = c.factor(probability, node.inputs["v"])
     o = product_error(probability, v, np.matmul, score.shape[3], c.u, largest=largest)
     stats = np.where(total > 0, shift + np.log(np.where(total > 0, total, 1.0)), -np.inf)
     stats_error = worst + sums + 4 * c.u * np.where(np.isinf(stats), 0.0, np.abs(stats) + np.abs(shift))
@@ -153,7 +155,8 @@ def _conv(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
 
     terms = int(np.prod(node.inputs["weight"].dim[1:]))
     reduced = c.reduces(node.inputs["image"], node.inputs["weight"])
-    result = product_error(ports["image"], ports["weight"], convolve, terms, c.u, largest=largest if reduced else None)
+    image, weight = (c.factor(ports[port], node.inputs[port]) for port in ("image", "weight"))
+    result = product_error(image, weight, convolve, terms, c.u, largest=largest if reduced else None)
     return {"Y": result}
 
 
@@ -227,7 +230,8 @@ def _moe(node: Any, ports: Mapping[str, Any], c: Context) -> dict[str, Val]:
         return apply
 
     largest = routed(largest_product) if c.reduces(node.inputs["token"], node.inputs["weight"]) else None
-    tokens = Val(source, np.zeros_like(source))
+    tokens = c.factor(Val(source, np.zeros_like(source)), node.inputs["token"])
+    weight = c.factor(weight, node.inputs["weight"])
     value = product_error(tokens, weight, routed(np.matmul), terms, c.u, largest=largest)
     if mode in ("NONE", "GATHER"):
         return {"Y": Val(value.v[None], value.e[None])}

@@ -12,13 +12,15 @@ Generates one test for each engine, check and graph, and collects nothing else u
     NAME:engine::stream[cuda:0-OP] capture allocation                       CUDA only
     NAME:engine::calibration[cuda:0]       with --cudnn-calibration FILE
 
-A test is skipped only with a reason: the engine declines the graph, or the device is not there. Importing this module loads
+A test is skipped only with a reason: the engine declines the graph (those with the note declines_at_build also when it is built; a
+check for which that leaves nothing fails the run), or the device is not there. Importing this module loads
 pytest and the standard library alone.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,8 @@ __all__ = ["KitItem"]
 
 _KIT = pytest.StashKey[Any]()
 _PROPERTY = "cudnn_core kit"
+_REFUSED = "cudnn_core kit: declined when built"
+_REASON = 160  # characters of a reason in the summary
 _STATIC = ("manifest", "import", "check_support", "filter")
 _BY_OP = ("contract", "knobs", "threads", "serialization", "overhead")
 _CUDA = ("stream", "capture", "allocation")
@@ -112,20 +116,55 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What the checks measured: up to three lines for each engine and check."""
+    """What the checks measured: up to three lines for each engine and check; and what was declined when it was built."""
     lines: dict[str, list[str]] = {}
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            for key, text in getattr(report, "user_properties", ()):
-                if key == _PROPERTY and report.when == "call":
-                    lines.setdefault(report.nodeid.partition("[")[0], []).append(f"{report.nodeid}: {text}")
-    if lines:
+    refused: dict[str, Counter[str]] = {}
+    for report in _reports(terminalreporter):
+        check = report.nodeid.partition("[")[0]
+        for key, text in report.user_properties:
+            if key == _PROPERTY:
+                lines.setdefault(check, []).append(f"{report.nodeid}: {text}")
+            if key == _REFUSED:
+                refused.setdefault(check, Counter())[text] += 1
+    if lines or refused:
         terminalreporter.section("cudnn-core conformance kit")
     for check, found in lines.items():
         for line in found[:3]:
             terminalreporter.line(line)
         if len(found) > 3:
             terminalreporter.line(f"{check}: ... and {len(found) - 3} more")
+    for check, reasons in refused.items():
+        text = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+        terminalreporter.line(f"{check}: {reasons.total()} cases declined when built: {text}")
+    for check in _nothing_ran(terminalreporter):
+        terminalreporter.line(f"{check}: nothing ran, every case was declined when it was built", red=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator]
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A check that ran on no graph has shown nothing: the run fails."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and session.exitstatus == pytest.ExitCode.OK and _nothing_ran(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _reports(reporter: Any) -> list[Any]:
+    """What came of every test's call."""
+    found = [report for reports in reporter.stats.values() for report in reports]
+    return [report for report in found if getattr(report, "when", "") == "call"]
+
+
+def _nothing_ran(reporter: Any) -> list[str]:
+    """The checks of which each test was skipped, and some because the engine said no when it built the plan."""
+    ran: set[str] = set()
+    refused: dict[str, None] = {}
+    for report in _reports(reporter):
+        check = report.nodeid.partition("[")[0]
+        if not report.skipped:
+            ran.add(check)
+        elif any(key == _REFUSED for key, _ in report.user_properties):
+            refused[check] = None
+    return [check for check in refused if check not in ran]
 
 
 def _kit(config: pytest.Config) -> Kit:
@@ -160,8 +199,8 @@ class KitItem(pytest.Item):  # type: ignore[misc]
         with self._kit.environment():
             self._call(self._note)
 
-    def _note(self, text: str) -> None:
-        self.user_properties.append((_PROPERTY, text))
+    def _note(self, text: str, key: str = _PROPERTY) -> None:
+        self.user_properties.append((key, text))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         from ._kit import KitFailure
@@ -277,7 +316,7 @@ def _runs(kit: Kit, entry: EngineEntry, device: DeviceInfo) -> Iterator[tuple[st
 def _run(kit: Kit, entry: EngineEntry, device: DeviceInfo, name: str, cases: list[Case]) -> Callable[..., None]:
     """The check on the first of ``cases`` that the engine accepts, and one with runtime sizes if there is one."""
 
-    def check(note: Callable[[str], None]) -> None:
+    def check(note: Callable[..., None]) -> None:
         if find_spec("numpy") is None:
             from ._kit import KitFailure
 
@@ -296,11 +335,27 @@ def _run(kit: Kit, entry: EngineEntry, device: DeviceInfo, name: str, cases: lis
                 accepted.append(job)
         if not accepted:
             pytest.skip(f"declined: {reason}")
-        dynamic = [job for job in accepted[1:] if job.case.freeze().dims][:1]
-        for job in [accepted[0], *dynamic]:
-            getattr(module, f"check_{name}")(job, note)
+        first = _built(accepted, note)
+        dynamic = [job for job in accepted[1:] if job.case.freeze().dims]
+        if first is None:
+            pytest.skip("declined when built")
+        for job in (first, _built(dynamic, note)):
+            if job is not None:
+                getattr(module, f"check_{name}")(job, note)
 
     return check
+
+
+def _built(jobs: list[Any], note: Callable[..., None]) -> Any:
+    """The first whose plan the engine does not decline to build, or None; what it declines is taken from ``jobs`` and noted."""
+    while jobs:
+        reason = jobs[0].refused()
+        if not reason:
+            return jobs[0]
+        reason = " ".join(reason.split())
+        note(reason if len(reason) <= _REASON else f"{reason[:_REASON]}...", _REFUSED)
+        jobs.pop(0)
+    return None
 
 
 def _calibration(kit: Kit, entry: EngineEntry, device: DeviceInfo, cases: list[Case]) -> Callable[..., None]:

@@ -15,7 +15,7 @@ from .._engine import Declined, PlanConfig
 from .._errors import BuildError, CudnnCoreError, ExecutionError
 from .._plan import Plan
 from ._inputs import has_specials
-from ._kit import Kit, KitFailure, failure_text, place
+from ._kit import Kit, KitFailure, build_decline, failure_text, place
 from ._rig import POISON, Rig, Run, expected_by, unwritten
 
 if TYPE_CHECKING:
@@ -55,6 +55,20 @@ class Job:
         """Why the engine declines the case, or ""."""
         found = self.kit.candidate(self.entry, self.case, self.device)
         return "; ".join(map(str, found.reasons)) if isinstance(found, Declined) else ""
+
+    def refused(self) -> str:
+        """Why the engine says no when it builds the plan, or "". Only what states the note may; for others it is a failure."""
+        found = self.kit.candidate(self.entry, self.case, self.device)
+        if isinstance(found, Declined) or not self.declines_at_build():
+            return ""
+        try:
+            self.plan(found.config)
+        except BuildError as error:
+            return str(build_decline(error) or "")  # without a reason the check builds again, and fails
+        return ""
+
+    def declines_at_build(self) -> bool:
+        return "declines_at_build" in self.notes()
 
     def fail(self, message: str) -> None:
         raise KitFailure(failure_text(self.entry.id, self.device, self.case, message))
@@ -174,7 +188,10 @@ def _renamed(job: Job, plan: Plan) -> Plan:
 
 
 def check_knobs(job: Job, note: Note) -> None:
-    """Every config that check_support offers builds; so does each choice of each knob, or it is refused with a BuildError."""
+    """Every config that check_support offers builds; so does each choice of each knob, or it is refused with a BuildError.
+
+    An engine that declines at build may refuse an offered one with its reason.
+    """
     found = job.kit.candidate(job.entry, job.case, job.device)
     assert not isinstance(found, Declined)
     assert job.entry.spec is not None
@@ -183,6 +200,9 @@ def check_knobs(job: Job, note: Note) -> None:
         try:
             plan = job.plan(config)
         except (BuildError, KitFailure) as error:
+            if isinstance(error, BuildError) and build_decline(error) is not None and job.declines_at_build():
+                refused += 1
+                continue
             job.fail(f"check_support offers {_knobs(config)}, and it does not build: {error}")
         _right(job, plan, config)
         built += 1
