@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Oracle", "compare", "oracle", "tolerance"]
 
+_SUMS = ("matmul", "conv_fprop")
+_MOVING = ("reshape", "transpose", "slice", "concatenate")
+_WHOLE = frozenset(
+    (
+        *("abs", "neg", "ceil", "floor", "identity", "max", "min", "relu", "add", "sub", "mul", "add_square", "mod"),
+        *("binary_select", "cmp_eq", "cmp_neq", "cmp_ge", "cmp_gt", "cmp_le", "cmp_lt"),
+        *("logical_and", "logical_or", "logical_not", "gen_index", "matmul", "conv_fprop", "moe_grouped_matmul"),
+    )
+)
+
 Array = Any  # a numpy array; numpy is imported when a verb needs it
 
 
@@ -69,9 +79,14 @@ def oracle(graph: Graph, sizes: Mapping[str, int], inputs: Mapping[int, Array]) 
 
 
 def _in_float64(graph: Graph) -> Graph:
-    """The graph with fp64 arithmetic wherever it has floating-point arithmetic."""
+    """The graph with fp64 arithmetic wherever it has floating-point arithmetic; products of integers stay as they are declared:
+    their sums wrap, unless a type has 64 bits."""
     document = json.loads(graph.to_json())
+    types = {row["uid"]: row["data_type"] for row in document["tensors"]}
     for node in document["nodes"]:
+        held = [uid for ids in node["inputs"].values() for uid in (ids if isinstance(ids, list) else [ids])]
+        if node["op"] in _SUMS and not any(is_float(types[uid]) for uid in held):
+            continue
         if is_float(node["compute_data_type"]) or node["compute_data_type"] == "not_set":
             node["compute_data_type"] = "float64"
     made = type(graph).from_json(json.dumps(document))
@@ -106,13 +121,13 @@ def _reference_plan(graph: Graph, sizes: Mapping[str, int]) -> Plan:
 def compare(graph: FrozenGraph, outputs: Mapping[int, Array], expected: Mapping[int, Array]) -> list[Comparison]:
     """Every output of ``graph``, which has fixed sizes."""
     return [
-        _compare(tensor, outputs[tensor.uid], expected[tensor.uid], tolerance(graph, tensor))
+        _compare(graph, tensor, outputs[tensor.uid], expected[tensor.uid])
         for tensor in graph.operand_tensors()
         if tensor.role != "input"
     ]
 
 
-def _compare(tensor: FrozenTensor, got: Array, want: Array, limit: float) -> Comparison:
+def _compare(graph: FrozenGraph, tensor: FrozenTensor, got: Array, want: Array) -> Comparison:
     import numpy as np
 
     dtype = str(tensor.dtype)
@@ -125,20 +140,26 @@ def _compare(tensor: FrozenTensor, got: Array, want: Array, limit: float) -> Com
     scale = float(np.abs(np.where(np.isfinite(b), b, 0.0)).max(initial=0.0))
     max_rel = max_abs / scale if scale else max_abs
     error = max_rel if is_float(dtype) else max_abs
+    limit = tolerance(graph, tensor, scale)
     ok = strays == 0 and error <= limit
     return Comparison(tensor.name, tensor.uid, dtype, tensor.dim, max_abs, max_rel, limit, strays, ok)
 
 
-def tolerance(graph: FrozenGraph, tensor: FrozenTensor) -> float:
-    """How far an output may be off, relative to its largest magnitude (absolutely, for an integer).
+def tolerance(graph: FrozenGraph, tensor: FrozenTensor, scale: float = 0.0) -> float:
+    """How far an output may be off, relative to its largest magnitude ``scale`` (absolutely, for an integer).
 
     From the data types and the lengths of the sums alone: two roundings to the output's type and to that of every stored
     intermediate, and for each node 8 roundings of its arithmetic times the square root of the terms in a sum (rounding
-    errors of random data add up like a random walk). Attention may also round its weights to its inputs' type.
+    errors of random data add up like a random walk). Attention may also round its weights to its inputs' type. An integer
+    may be one off if anything before it is not whole, and by the roundings of floating-point arithmetic on integers.
     """
-    floats = any(is_float(item.dtype) for item in graph.tensors)
+    if tensor.dtype == "boolean":
+        return 0.0
     if not is_float(tensor.dtype):
-        return 1.0 if floats and tensor.dtype != "boolean" else 0.0
+        whole = not any(is_float(item.dtype) for item in graph.tensors)
+        computed = [node for node in graph.nodes if is_float(node.compute_dtype) and node.op not in _MOVING]
+        rounded = sum(8.0 * _unit(node.compute_dtype) * _terms(node) ** 0.5 for node in computed)
+        return float(scale * rounded) + (0.0 if whole and all(map(_stays_whole, computed)) else 1.0)
     total = 2.0 * _unit(tensor.dtype)
     total += sum(2.0 * _unit(item.dtype) for item in graph.tensors if item.role == "virtual")
     for node in graph.nodes:
@@ -147,6 +168,13 @@ def tolerance(graph: FrozenGraph, tensor: FrozenTensor) -> float:
         if lookup(node.op).group in ("sdpa", "linear_attention"):
             total += 4.0 * max(_unit(item.dtype) for item in _tensors(node.inputs))
     return total
+
+
+def _stays_whole(node: FrozenNode) -> bool:
+    """Whether integers give an integer, before any rounding."""
+    if node.op == "reduction":
+        return node.attrs["mode"] not in ("AVG", "NORM2")
+    return node.op in _WHOLE
 
 
 def _unit(dtype: str) -> float:

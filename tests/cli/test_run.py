@@ -247,6 +247,44 @@ def test_the_tolerance_grows_with_narrow_types_and_long_sums():
     assert [_reference.tolerance(frozen, tensor) for tensor in frozen.tensors] == [0.0] * 3
 
 
+def _integers(op, compute="float32", out="int32"):
+    """(graph, output) of ``op`` on two int32."""
+    graph = cudnn_core.Graph(io_data_type="int32", compute_data_type=compute)
+    getattr(graph, op)(graph.tensor((4,)), graph.tensor((4,))).set_output(True).set_data_type(out)
+    frozen = graph.freeze()
+    return frozen, next(tensor for tensor in frozen.tensors if tensor.role == "output")
+
+
+@pytest.mark.parametrize("op", ["add", "mul", "div"])
+def test_integers_computed_in_floats_may_be_off_by_their_rounding(op):
+    large = 2.0**31
+    assert 2.0**-24 * large <= _reference.tolerance(*_integers(op), large) <= 1 + 2.0**-20 * large
+    assert _reference.tolerance(*_integers(op, "int32"), large) == 0.0
+    assert _reference.tolerance(*_integers(op, out="boolean"), large) == 0.0
+    small = _reference.tolerance(*_integers(op), 1000.0)
+    assert (small >= 1.0) == (op == "div")  # whole numbers stay whole
+
+
+def test_the_comparison_of_integers_knows_their_size():
+    graph, y = _integers("div")
+    want = np.array([2**30, 5, 0, -7], dtype=np.int32)
+    for off, ok in ((64, True), (2**20, False)):
+        got = (want + np.array([off, 0, 0, 0])).astype(np.int32)
+        (row,) = _reference.compare(graph, {y.uid: got}, {y.uid: want})
+        assert (row.ok, row.max_abs) == (ok, off)
+
+
+def test_sums_of_integers_declared_float32_wrap_as_they_are_documented_to():
+    """Of int8 products: 140000 times 2**14 is more than int32 has."""
+    k = 140_000
+    graph = cudnn_core.Graph(io_data_type="int8", compute_data_type="float32")
+    a, b = graph.tensor((1, 1, k), name="a"), graph.tensor((1, k, 1), name="b")
+    c = graph.matmul(a, b).set_output(True).set_data_type("int32")
+    storage = np.full(k, -128, dtype=np.int8)
+    found = _reference.oracle(graph, {}, {tensor.uid: storage for tensor in (a, b)})
+    assert int(found.outputs[c.uid].view(np.int32)[0]) == k * 2**14 - 2**32
+
+
 # --- executors
 @pytest.fixture
 def site(machine, monkeypatch):
