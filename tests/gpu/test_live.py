@@ -172,24 +172,6 @@ def test_a_saved_plan_loads_on_the_same_kind_of_gpu(tmp_path):
     check(values)
 
 
-def test_a_plan_saved_for_the_preset_of_this_gpu_is_told_apart_from_another(tmp_path):
-    other = "A100" if cudnn_core.device_info(0).arch != "80" else "H200"
-    from cudnn_core.testing import temporary_plugin
-
-    class Engine:
-        def check_support(self, graph, ctx):
-            return cudnn_core.Support((cudnn_core.PlanConfig("", {}),))
-
-        def build_plan(self, graph, config, ctx):
-            return type("P", (), {"workspace_size": 0, "execute": lambda self, pack, ctx: None})()
-
-    table = {"plugin": "aot", "engine": [{"name": "e", "ops": ["*"], "anchors": ["*"], "aot": True}]}
-    with temporary_plugin(table, {"e": Engine}, isolated=True):
-        linear().plan(device=other).save(tmp_path / "p.plan")
-        with pytest.raises(cudnn_core.BuildError, match="built for"):
-            Plan.load(tmp_path / "p.plan")
-
-
 def test_the_classic_sequence_runs_on_the_gpu():
     handle = cudnn_core.create_handle()
     g = cudnn_core.pygraph(

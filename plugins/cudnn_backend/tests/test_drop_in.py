@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cudnn_backend")
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:the reference engine:RuntimeWarning"),  # the autotuned program may list it
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.skipif(find_spec("cudnn") is None, reason="needs nvidia-cudnn-frontend"),
 ]
