@@ -37,18 +37,29 @@ def get_last_error_string() -> str:
 
 
 def get_stream(raw: int) -> int:
-    """The stream of a raw handle."""
-    return int(_loaded("get_stream").module.get_stream(raw))
+    """The stream of a raw handle. Raises HandleError with cuDNN's text."""
+    return int(_called("get_stream", raw))
 
 
 def set_stream(raw: int, stream: int) -> None:
-    """Move a raw handle to a stream."""
-    _loaded("set_stream").module._raw_set_stream(raw, stream)
+    """Move a raw handle to a stream. Raises HandleError with cuDNN's text."""
+    _called("_raw_set_stream", raw, stream)
 
 
 def create_kernel_cache() -> Any:
     """The binding's cache of compiled kernels."""
     return _loaded("create_kernel_cache").module.create_kernel_cache()
+
+
+def _called(name: str, raw: int, *arguments: int) -> Any:
+    if not raw:
+        raise HandleError("0 is no raw cuDNN handle")
+    call = getattr(_loaded(name).module, name)
+    try:
+        return call(raw, *arguments)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        errors.remember(str(error))
+        raise HandleError(f"{name}: {errors.reason(error)}") from error
 
 
 def _loaded(what: str) -> library.Library:

@@ -74,6 +74,14 @@ handle = first.module.create_handle()
 from cudnn_backend import api
 api.set_stream(handle, 77)
 assert api.get_stream(handle) == 77
+for call in (lambda: api.get_stream(0), lambda: api.set_stream(0, 77), lambda: api.set_stream(handle, 10**22)):
+    try:
+        call()
+    except cudnn_core.HandleError:
+        pass
+    else:
+        raise AssertionError("no HandleError")
+assert api.get_stream(handle) == 77
 """
     )
 
