@@ -92,9 +92,9 @@ def test_names_in_the_guide_exist() -> None:
 
 def test_links_lead_somewhere() -> None:
     anchors = {
-        re.sub(r"[^a-z0-9 -]", "", line[3:].lower()).replace(" ", "-")
+        re.sub(r"[^a-z0-9 -]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
         for line in TEXT.splitlines()
-        if line.startswith("## ")
+        if line.startswith(("## ", "### "))
     }
     for target in re.findall(r"\]\(([^)]+)\)", TEXT):
         if target.startswith("#"):
