@@ -405,7 +405,7 @@ def _check_tcgen05_tile(program: Program, config: TileConfig, facts: ArchFacts) 
     made = config.tile_m > heights[0] and any(m.prologue for m in program.a)
     _require(not made, "knob.domain", "knob:tile_m", f"{heights[0]} where A has ops before the matmul", config.tile_m)
     # PTX ISA, tcgen05.mma: N is a multiple of 16 for M = 128 (of 32 for a pair whose 8-bit B is transposed, since each holds half).
-    narrow = any(m.major == "mn" and BITS[m.mma_dtype] == 8 for m in program.b)
+    narrow = any(m.major == "mn" and 8 in (BITS[m.dtype], BITS[m.mma_dtype]) for m in program.b)
     step = 32 if narrow and group == 2 else 16
     _require(
         step <= config.tile_n <= 256 and config.tile_n % step == 0,

@@ -143,6 +143,8 @@ def _reduce(value: Array, mode: str, axes: str, integer: bool) -> Array:
         value = rounded(np.abs(value), "int32") if integer else np.abs(value)
     elif how.prepare == "nonzero":
         value = np.where(value == 0, 1, value)
+    if not integer:
+        value = value.astype(np.float64)  # a product of integers whose result is a float does not wrap
     function: Any = {"add": np.sum, "mul": np.prod, "min": np.min, "max": np.max}[how.combine]
     with np.errstate(all="ignore"):
         result = function(value, axis=along, keepdims=True)
