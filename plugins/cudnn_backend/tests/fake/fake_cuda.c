@@ -12,7 +12,7 @@ int cuCtxSetCurrent(void *context) { return 0; }
 int cuCtxGetDevice(int *device) { *device = 0; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &fake_context; return 0; }
-int cuDeviceGetCount(int *count) { *count = 0; return 100; }
+int cuDeviceGetCount(int *count) { *count = 0; return 0; }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuStreamGetCtx(void *stream, void **context) { *context = &fake_context; return 0; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
