@@ -1,0 +1,148 @@
+"""The arguments of a prefill kernel: from the block of int64 words (``arguments``) to tensors of device memory.
+
+``unpack`` runs in the host function; its ``Args`` cross the boundary of a kernel. Unit strides and the divisibility of the others
+are static in the layouts; extents are Int32 and strides Int64, so that offsets have 64 bits. ``bounds`` and ``state_row`` are for
+device code: what a value of cu_seqlens or state_indices means, the same for every kernel. Imported by the prefill kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from ..arguments import argument_words, tensor_words
+from ..problem import Problem
+
+__all__ = ["ELEMENTS", "Args", "bounds", "state_row", "unpack"]
+
+ELEMENTS: dict[str, Any] = {
+    "float64": cutlass.Float64,
+    "float32": cutlass.Float32,
+    "bfloat16": cutlass.BFloat16,
+    "float16": cutlass.Float16,
+    "int64": cutlass.Int64,
+    "int32": cutlass.Int32,
+}
+"""How the elements of a data type are declared to the DSL."""
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
+_ALIGNED = 16
+
+
+class Args(NamedTuple):
+    """tokens (T), sequences (N), pool (rows of states, 0 without), segments: Int32. workspace: a pointer to bytes, 256-byte aligned.
+
+    q [T, H, K], k [T, HK, K], v [T, HV, V], o [T, HO, V]: channel stride 1, addresses and other strides multiples of 16 bytes
+    g [T, HO], kda: [T, HO, K] with channel stride 1 and the others multiples of 16 bytes; beta [T, HO]
+    initial_state, final_state [rows, HO, V, K]: stride 1 along K (k_major: along V), the others and the addresses multiples of 16 bytes
+    cu_seqlens [N + 1], state_indices [N], a_log [HO], dt_bias [HO] (kda: [HO, K])
+    A tensor that the problem lacks is None.
+    """
+
+    tokens: Any
+    sequences: Any
+    pool: Any
+    segments: Any
+    workspace: Any
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    o: Any
+    cu_seqlens: Any
+    initial_state: Any
+    final_state: Any
+    state_indices: Any
+    a_log: Any
+    dt_bias: Any
+
+
+def unpack(problem: Problem, words: Int64) -> Args:
+    """The arguments in the block at host address ``words``. For host code."""
+    names = argument_words(problem)
+    pointer = cute.make_ptr(Int64, words, cute.AddressSpace.generic, assumed_align=8)
+    block = cute.make_tensor(pointer, cute.make_layout(len(names)))
+    return _Unpacker(problem, {name: block[index] for name, index in names.items()}).args()
+
+
+class _Unpacker:
+    def __init__(self, problem: Problem, words: dict[str, Int64]) -> None:
+        self.problem, self.words = problem, words
+        self.present = tensor_words(problem)
+
+    def args(self) -> Args:
+        p = self.problem
+        tokens, sequences, pool, segments = (Int32(self.words[x]) for x in ("tokens", "sequences", "pool", "segments"))
+        workspace = cute.make_ptr(cutlass.Uint8, self.words["workspace"], cute.AddressSpace.gmem, assumed_align=256)
+        kda = p.variant == "kda"
+        channels = (p.key,) if kda else ()
+        state = (pool, p.heads, p.value, p.key)
+        return Args(
+            tokens=tokens,
+            sequences=sequences,
+            pool=pool,
+            segments=segments,
+            workspace=workspace,
+            q=self._tensor("q", p.io, (tokens, p.heads_q, p.key), True),
+            k=self._tensor("k", p.io, (tokens, p.heads_k, p.key), True),
+            v=self._tensor("v", p.io, (tokens, p.heads_v, p.value), True),
+            g=self._tensor("g", p.gate_dtype, (tokens, p.heads, *channels), kda),
+            beta=self._tensor("beta", p.beta_dtype, (tokens, p.heads), False),
+            o=self._tensor("O", p.io, (tokens, p.heads, p.value), True),
+            cu_seqlens=self._tensor("cu_seqlens", p.index_dtype, (sequences + 1,), False),
+            initial_state=self._tensor("initial_state", p.state_dtype, state, True),
+            final_state=self._tensor("final_state", p.state_dtype, state, True),
+            state_indices=self._tensor("state_indices", p.slot_dtype, (sequences,), False),
+            a_log=self._tensor("a_log", p.a_log_dtype, (p.heads,), False),
+            dt_bias=self._tensor("dt_bias", p.bias_dtype, (p.heads, *channels), False),
+        )
+
+    def _tensor(self, port: str, dtype: str, shape: tuple[Any, ...], aligned: bool) -> Any:
+        """``aligned``: the address and all strides but that of 1 are multiples of 16 bytes."""
+        if port not in self.present:
+            return None
+        size = _BYTES[dtype]
+        divby = _ALIGNED // size if aligned else 1
+        named = [word for word in self.present[port] if word != "address"]
+        strides = [cute.assume(self.words[f"{port}.{word}"], divby=divby) for word in named]
+        if "row" in named:
+            strides[3 if self.problem.state_layout == "v_major" else 2] = 1
+        strides += [1] * (len(shape) - len(strides))
+        pointer = cute.make_ptr(
+            ELEMENTS[dtype],
+            self.words[f"{port}.address"],
+            cute.AddressSpace.gmem,
+            assumed_align=_ALIGNED if aligned else size,
+        )
+        return cute.make_tensor(pointer, cute.make_layout(shape, stride=tuple(strides)))
+
+
+def bounds(args: Args, sequence: Int32) -> tuple[Int32, Int32]:
+    """First token and number of tokens of a sequence. For device code.
+
+    A boundary outside the tokens counts as their nearest end, an end before its start as the start.
+    """
+    if args.cu_seqlens is None:
+        return Int32(0), args.tokens
+    start, stop = (_held(args.cu_seqlens[sequence + step], args.tokens) for step in (0, 1))
+    return start, cutlass.max(stop - start, Int32(0))
+
+
+def _held(boundary: Any, tokens: Int32) -> Int32:
+    """``boundary`` held to [0, tokens], compared in its own type: an int64 may not fit the result's."""
+    kind = type(boundary)
+    return Int32(cutlass.max(cutlass.min(boundary, kind(tokens)), kind(0)))
+
+
+def state_row(args: Args, sequence: Int32) -> tuple[Int32, Any]:
+    """The row of states of a sequence, and whether it has one: a slot outside the pool reads zeros and keeps nothing. The row is in
+    the pool in either case. For device code of a problem with states."""
+    if args.state_indices is None:
+        return sequence, cutlass.Boolean(True)
+    slot = args.state_indices[sequence]
+    kind = type(slot)
+    inside = (slot >= kind(0)) & (slot < kind(args.pool))
+    return Int32(cutlass.max(cutlass.min(slot, kind(args.pool) - kind(1)), kind(0))), inside
