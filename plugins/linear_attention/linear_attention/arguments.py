@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from .problem import Problem
 
-__all__ = ["SCALARS", "argument_words", "tensor_words"]
+__all__ = ["ADDRESSES", "SCALARS", "argument_words", "tensor_words"]
 
-SCALARS = ("tokens", "sequences", "pool", "segments", "workspace")
-"""T; N; rows of the states' leading axis (a pool's, or N; 0 without states); segments of a sequence (1: a single pass); an address."""
+SCALARS = ("tokens", "sequences", "pool", "segments", "workspace", "summaries", "seeds")
+"""T; N; rows of the states' leading axis (a pool's, or N; 0 without states); segments of a sequence (1: a single pass); addresses."""
+ADDRESSES = ("workspace", "summaries", "seeds")
+"""The scalars that are addresses, all of them in the workspace: its start, and two areas (``segments``)."""
 
 _STATE = ("address", "token", "head", "row", "col")
 
@@ -25,7 +27,7 @@ def tensor_words(problem: Problem) -> dict[str, tuple[str, ...]]:
     row, col    of a state: strides along V and along K, one of which is 1
     Channels (the last axis of q, k, v, O, of kda's g and dt_bias) and the elements of cu_seqlens and state_indices have stride 1.
     """
-    ports = dict.fromkeys(("q", "k", "v", "g", "beta", "O"), ("address", "token", "head"))
+    ports: dict[str, tuple[str, ...]] = dict.fromkeys(("q", "k", "v", "g", "beta", "O"), ("address", "token", "head"))
     if problem.index_dtype:
         ports["cu_seqlens"] = ("address",)
     if problem.initial:

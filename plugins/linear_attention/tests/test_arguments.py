@@ -8,13 +8,11 @@ import pytest
 pytest.importorskip("cutlass.cute", reason="needs nvidia-cutlass-dsl")
 
 import cuda.bindings.driver as cuda
+from _blocks import Compiled
 from cutlass import Int32, Int64, cute
-from linear_attention.arguments import argument_words, tensor_words
-from linear_attention.kernels.arguments import Args, bounds, state_row, unpack
+from linear_attention.arguments import SCALARS, tensor_words
+from linear_attention.kernels.arguments import Args, bounds, segment, state_row, unpack
 from linear_attention.problem import Problem
-from ptx_emulator import launch
-
-from cudnn_core import Artifact, HostBlock
 
 SMALL = {"heads_q": 2, "heads_k": 2, "heads_v": 4, "key": 64, "value": 128}
 FULL = Problem(
@@ -51,7 +49,8 @@ class Echo:
             target[place] = Int64(value)
 
     def listed(self, args):
-        found = [args.tokens, args.sequences, args.pool, args.segments, args.workspace.toint()]
+        found = [args.tokens, args.sequences, args.pool, args.segments]
+        found += [args.workspace.toint(), args.summaries.toint(), args.seeds.toint()]
         for port in tensor_words(self.problem):
             tensor = getattr(args, PORTS.get(port, port))
             found += [tensor.iterator.toint(), *tensor.shape, *tensor.stride]
@@ -79,33 +78,11 @@ class Meaning:
         target[4 * n + 2], target[4 * n + 3] = row, Int32(inside)
 
 
-def words_of(problem, values):
-    index = argument_words(problem)
-    block = np.arange(1000, 1000 + 8 * len(index), 8)
-    for name, value in values.items():
-        block[index[name]] = value
-    return index, block
-
-
-def emulate(kernel, tmp_path, block, index, buffers, output):
-    function = cute.compile(
-        kernel.host, Int64(0), cute.runtime.make_fake_stream(),
-        options="--gpu-arch sm_90a --keep-ptx --keep-cubin --enable-tvm-ffi --dump-dir " + str(tmp_path),
-    )  # fmt: skip
-    function.export_to_c(str(tmp_path / "k.o"), function_name="echo")
-    artifact = Artifact("echo", "90a", "", function.__cubin__, function.__ptx__, (tmp_path / "k.o").read_bytes())
-    places = tuple(8 * place for name, place in index.items() if block[place] in buffers)
-    given = HostBlock(block.astype(np.int64).tobytes(), places)
-    return launch(artifact, given, None, buffers=list(buffers.values()), outputs=[output], check="raise")
-
-
 @pytest.mark.parametrize("problem", [FULL, BARE], ids=["full", "bare"])
-def test_every_word_arrives(problem, tmp_path):
+def test_every_word_arrives(problem):
     o = np.zeros(128, np.int64)
-    index, block = words_of(problem, {"O.address": o.ctypes.data})
-    kernel = Echo(problem)
-    emulate(kernel, tmp_path, block, index, {o.ctypes.data: o}, o)
-    word = {name: int(block[place]) for name, place in index.items()}
+    compiled = Compiled(Echo(problem), problem)
+    _, word = compiled.run({}, {"O": o}, [o])
     tokens, heads, pool = word["tokens"], 4, word["pool"]
     channels = (64,) if problem.variant == "kda" else ()
     shapes = {
@@ -114,7 +91,7 @@ def test_every_word_arrives(problem, tmp_path):
         "initial_state": (pool, heads, 128, 64), "final_state": (pool, heads, 128, 64),
         "state_indices": (word["sequences"],), "a_log": (heads,), "dt_bias": (heads, 64),
     }  # fmt: skip
-    want = [word[name] for name in ("tokens", "sequences", "pool", "segments", "workspace")]
+    want = [word[name] for name in SCALARS]
     for port, names in tensor_words(problem).items():
         strides = [word[f"{port}.{name}"] for name in names[1:]]
         if "row" in names:
@@ -126,33 +103,28 @@ def test_every_word_arrives(problem, tmp_path):
     assert found == want
 
 
-def test_alignment_is_that_of_the_contract(tmp_path):
+def test_alignment_is_that_of_the_contract():
     kernel = Echo(FULL)
-    o = np.zeros(128, np.int64)
-    index, block = words_of(FULL, {"O.address": o.ctypes.data})
-    emulate(kernel, tmp_path, block, index, {o.ctypes.data: o}, o)
+    Compiled(kernel, FULL)
     aligned = ("q", "k", "v", "o", "g", "initial_state", "final_state")
     assert all(kernel.alignment[name] == 16 for name in aligned)
     assert (kernel.alignment["beta"], kernel.alignment["cu_seqlens"], kernel.alignment["state_indices"]) == (4, 8, 4)
 
 
 @pytest.mark.parametrize(("index_dtype", "slot_dtype"), [("int64", "int32"), ("int32", "int64"), ("", "")])
-def test_boundaries_and_slots_are_held_to_what_is_there(index_dtype, slot_dtype, tmp_path):
+def test_boundaries_and_slots_are_held_to_what_is_there(index_dtype, slot_dtype):
     problem = Problem(
         "gdn", "bfloat16", **SMALL, index_dtype=index_dtype, initial=True, state_dtype="float32", slot_dtype=slot_dtype
     )
     far = 2**40 if index_dtype == "int64" else 2**30
-    boundaries = np.array([-far, 5, 3, 20, far, far], index_dtype or "int32")
-    slots = np.array([3, -1, 7, 6, -(2**31)], slot_dtype or "int32")
-    o = np.zeros(128, np.int32)
-    buffers = {o.ctypes.data: o}
-    values = {"O.address": o.ctypes.data, "tokens": 24, "sequences": 5, "pool": 7}
-    for port, array in (("cu_seqlens", boundaries), ("state_indices", slots)):
-        if f"{port}.address" in argument_words(problem):
-            values[f"{port}.address"] = array.ctypes.data
-            buffers[array.ctypes.data] = array
-    index, block = words_of(problem, values)
-    emulate(Meaning(problem), tmp_path, block, index, buffers, o)
+    arrays = {
+        "O": np.zeros(128, np.int32),
+        "cu_seqlens": np.array([-far, 5, 3, 20, far, far], index_dtype or "int32"),
+        "state_indices": np.array([3, -1, 7, 6, -(2**31)], slot_dtype or "int32"),
+    }
+    o = arrays["O"]
+    arrays = {port: array for port, array in arrays.items() if port in tensor_words(problem)}
+    Compiled(Meaning(problem), problem).run({"tokens": 24, "sequences": 5, "pool": 7}, arrays, [o])
     found = o[:20].reshape(5, 4).tolist()
     if not index_dtype:
         assert found == [[0, 24, n, 1] for n in range(5)]
@@ -161,3 +133,30 @@ def test_boundaries_and_slots_are_held_to_what_is_there(index_dtype, slot_dtype,
     assert [row[3] for row in found] == [1, 0, 0, 1, 0]
     assert all(0 <= row[2] < 7 for row in found)
     assert (found[0][2], found[3][2]) == (3, 6)
+
+
+class Parts:
+    """Writes the first chunk and the count of each segment of every number of chunks to ``o``'s memory."""
+
+    @cute.jit
+    def host(self, words: Int64, stream: cuda.CUstream):
+        args = unpack(BARE, words)
+        self.kernel(args).launch(grid=(args.segments, 20, 1), block=(1, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(self, args: Args):
+        s, chunks, _ = cute.arch.block_idx()
+        target = cute.make_tensor(cute.recast_ptr(args.o.iterator, dtype=Int32), cute.make_layout(1024))
+        place = 2 * (chunks * args.segments + s)
+        target[place], target[place + 1] = segment(chunks, args.segments, s)
+
+
+def test_segments_cover_every_chunk_once():
+    compiled = Compiled(Parts(), BARE)
+    for segments in (2, 3, 8):
+        o = np.zeros(1024, np.int32)
+        compiled.run({"segments": segments}, {"O": o}, [o])
+        for chunks, parts in enumerate(o[: 40 * segments].reshape(20, segments, 2).tolist()):
+            covered = [chunk for first, count in parts for chunk in range(first, first + count)]
+            assert covered == list(range(chunks))
+            assert max(count for _, count in parts) == -(-chunks // segments)

@@ -1,8 +1,8 @@
 """The arguments of a prefill kernel: from the block of int64 words (``arguments``) to tensors of device memory.
 
 ``unpack`` runs in the host function; its ``Args`` cross the boundary of a kernel. Unit strides and the divisibility of the others
-are static in the layouts; extents are Int32 and strides Int64, so that offsets have 64 bits. ``bounds`` and ``state_row`` are for
-device code: what a value of cu_seqlens or state_indices means, the same for every kernel. Imported by the prefill kernels.
+are static in the layouts; extents are Int32 and strides Int64, so that offsets have 64 bits. ``bounds``, ``state_row`` and
+``segment`` are for device code: what a value of cu_seqlens or state_indices means, the same for every kernel. Imported by the prefill kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cutlass import Int32, Int64, cute
 from ..arguments import argument_words, tensor_words
 from ..problem import Problem
 
-__all__ = ["ELEMENTS", "Args", "bounds", "state_row", "unpack"]
+__all__ = ["ELEMENTS", "Args", "bounds", "held", "segment", "state_row", "unpack"]
 
 ELEMENTS: dict[str, Any] = {
     "float64": cutlass.Float64,
@@ -32,8 +32,11 @@ _ALIGNED = 16
 
 
 class Args(NamedTuple):
-    """tokens (T), sequences (N), pool (rows of states, 0 without), segments: Int32. workspace: a pointer to bytes, 256-byte aligned.
+    """tokens (T), sequences (N), pool (rows of states, 0 without), segments (S): Int32.
 
+    workspace   pointer to bytes; summaries, seeds: pointers to float32 in it, used where S > 1; 256-byte aligned
+    summaries   [N, HO, S, V + K, K]: what a segment makes of its seed (0, but for the first one's) and of the identity
+    seeds       [N, HO, S, V, K]: the state that enters a segment
     q [T, H, K], k [T, HK, K], v [T, HV, V], o [T, HO, V]: channel stride 1, addresses and other strides multiples of 16 bytes
     g [T, HO], kda: [T, HO, K] with channel stride 1 and the others multiples of 16 bytes; beta [T, HO]
     initial_state, final_state [rows, HO, V, K]: stride 1 along K (k_major: along V), the others and the addresses multiples of 16 bytes
@@ -46,6 +49,8 @@ class Args(NamedTuple):
     pool: Any
     segments: Any
     workspace: Any
+    summaries: Any
+    seeds: Any
     q: Any
     k: Any
     v: Any
@@ -76,7 +81,6 @@ class _Unpacker:
     def args(self) -> Args:
         p = self.problem
         tokens, sequences, pool, segments = (Int32(self.words[x]) for x in ("tokens", "sequences", "pool", "segments"))
-        workspace = cute.make_ptr(cutlass.Uint8, self.words["workspace"], cute.AddressSpace.gmem, assumed_align=256)
         kda = p.variant == "kda"
         channels = (p.key,) if kda else ()
         state = (pool, p.heads, p.value, p.key)
@@ -85,7 +89,9 @@ class _Unpacker:
             sequences=sequences,
             pool=pool,
             segments=segments,
-            workspace=workspace,
+            workspace=self._pointer("workspace", cutlass.Uint8, 256),
+            summaries=self._pointer("summaries", cutlass.Float32, 256),
+            seeds=self._pointer("seeds", cutlass.Float32, 256),
             q=self._tensor("q", p.io, (tokens, p.heads_q, p.key), True),
             k=self._tensor("k", p.io, (tokens, p.heads_k, p.key), True),
             v=self._tensor("v", p.io, (tokens, p.heads_v, p.value), True),
@@ -111,13 +117,11 @@ class _Unpacker:
         if "row" in named:
             strides[3 if self.problem.state_layout == "v_major" else 2] = 1
         strides += [1] * (len(shape) - len(strides))
-        pointer = cute.make_ptr(
-            ELEMENTS[dtype],
-            self.words[f"{port}.address"],
-            cute.AddressSpace.gmem,
-            assumed_align=_ALIGNED if aligned else size,
-        )
+        pointer = self._pointer(f"{port}.address", ELEMENTS[dtype], _ALIGNED if aligned else size)
         return cute.make_tensor(pointer, cute.make_layout(shape, stride=tuple(strides)))
+
+    def _pointer(self, word: str, element: Any, align: int) -> Any:
+        return cute.make_ptr(element, self.words[word], cute.AddressSpace.gmem, assumed_align=align)
 
 
 def bounds(args: Args, sequence: Int32) -> tuple[Int32, Int32]:
@@ -127,14 +131,22 @@ def bounds(args: Args, sequence: Int32) -> tuple[Int32, Int32]:
     """
     if args.cu_seqlens is None:
         return Int32(0), args.tokens
-    start, stop = (_held(args.cu_seqlens[sequence + step], args.tokens) for step in (0, 1))
+    start, stop = (held(args.cu_seqlens[sequence + step], args.tokens) for step in (0, 1))
     return start, cutlass.max(stop - start, Int32(0))
 
 
-def _held(boundary: Any, tokens: Int32) -> Int32:
+def held(boundary: Any, tokens: Int32) -> Int32:
     """``boundary`` held to [0, tokens], compared in its own type: an int64 may not fit the result's."""
     kind = type(boundary)
     return Int32(cutlass.max(cutlass.min(boundary, kind(tokens)), kind(0)))
+
+
+def segment(chunks: Int32, segments: Int32, index: Int32) -> tuple[Int32, Int32]:
+    """First chunk of segment ``index`` of ``segments``, and how many chunks it has: the same for all, fewer or none for the last
+    ones. For device code."""
+    each = (chunks + segments - 1) // segments
+    first = cutlass.min(index * each, chunks)
+    return first, cutlass.min(each, chunks - first)
 
 
 def state_row(args: Args, sequence: Int32) -> tuple[Int32, Any]:

@@ -1,0 +1,69 @@
+"""O of the tokens that belong to no sequence: zeros. Device code, called by the CTAs of a prefill.
+
+Such tokens lie before the first boundary and behind the last one. The CTAs of the first and of the last sequence write them, each
+for its head and its 64 channels of V. Where boundaries decrease, all of them decide what lies outside, as the sequences between
+may reach beyond the last one.
+"""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from ..problem import SLAB, Problem
+from .arguments import Args, held
+
+__all__ = ["zero_gaps"]
+
+_PIECE = 16  # bytes of a store
+
+
+@cute.jit
+def zero_gaps(  # noqa: ANN201  the DSL reads return annotations
+    problem: cutlass.Constexpr[Problem],
+    args: Args,
+    sequence: Int32,
+    head: Int32,
+    slab: Int32,
+    thread: Int32,
+    threads: cutlass.Constexpr[int],
+):
+    """Called by ``threads`` threads of a CTA, ``thread`` counting them; without barriers, so they need not be converged."""
+    if cutlass.const_expr(args.cu_seqlens is not None):
+        if sequence == 0:
+            first = held(args.cu_seqlens[0], args.tokens)
+            if first > 0:
+                first, _ = _reach(args)
+                _zero(problem, args, Int32(0), first, head, slab, thread, threads)
+        if sequence == args.sequences - 1:
+            last = held(args.cu_seqlens[args.sequences], args.tokens)
+            if last < args.tokens:
+                _, last = _reach(args)
+                _zero(problem, args, last, args.tokens, head, slab, thread, threads)
+
+
+@cute.jit
+def _reach(args: Args) -> tuple[Int32, Int32]:
+    """The least and the largest boundary."""
+    least, most = args.tokens, Int32(0)
+    for n in cutlass.range(args.sequences + 1, unroll=8):
+        boundary = held(args.cu_seqlens[n], args.tokens)
+        least, most = cutlass.min(least, boundary), cutlass.max(most, boundary)
+    return least, most
+
+
+@cute.jit
+def _zero(  # noqa: ANN202
+    problem: cutlass.Constexpr[Problem], args: Args, start: Int32, stop: Int32, head: Int32, slab: Int32,
+    thread: Int32, threads: cutlass.Constexpr[int],
+):  # fmt: skip
+    pieces = SLAB * 2 // _PIECE
+    base = args.o.iterator.toint() + 2 * (head * args.o.stride[1] + slab * SLAB)
+    for index in range(thread, (stop - start) * pieces, threads):  # SLAB * 2 bytes a token: 2^28 tokens fit
+        token, piece = start + index // pieces, index % pieces
+        address = base + 2 * Int64(token) * args.o.stride[0] + piece * _PIECE
+        pointer = cute.make_ptr(Int32, address, cute.AddressSpace.gmem, assumed_align=_PIECE)
+        row = cute.make_tensor(pointer, cute.make_layout(4))
+        zeros = cute.make_rmem_tensor((4,), Int32)
+        zeros.fill(0)
+        cute.autovec_copy(zeros, row)
