@@ -7,7 +7,7 @@ use (PEP 562), so that the import itself loads nothing but this file.
 # No import at all, not even of __future__: tests/overhead/test_import.py.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import op_schema
+    from . import cute_dsl, op_schema
     from ._cache import CacheKey, CompileCache
     from ._checks import Carver, Checks, checks
     from ._config import ConfigWarning, configure
@@ -186,7 +186,7 @@ _ALIASES = {
     "pygraph": ("_graph._graph", "Graph"),
     "tensor": ("_graph._tensor", "Tensor"),
 }
-_MODULES = {"op_schema": "op_schema"}
+_MODULES = {"cute_dsl": "cute_dsl", "op_schema": "op_schema"}
 
 __all__ = [
     "API",
@@ -256,6 +256,7 @@ __all__ = [
     "create_kernel_cache",
     "cuda_graph_retention",
     "cudnnGraphNotSupportedError",
+    "cute_dsl",
     "data_type",
     "destroy_handle",
     "device_info",

@@ -46,7 +46,8 @@ def test_every_error_has_an_example():
         return {kind}.union(*map(below, kind.__subclasses__()))
 
     for module in pkgutil.walk_packages(cudnn_core.__path__, "cudnn_core."):
-        if not module.name.endswith("__main__") and ".testing" not in module.name:
+        # _cute_host is a kernel's host function: it can't be imported without the CuTe DSL, and has no errors.
+        if not module.name.endswith(("__main__", "._cute_host")) and ".testing" not in module.name:
             importlib.import_module(module.name)
     kinds = {kind for kind in below(cudnn_core.CudnnCoreError) if kind.__module__.startswith("cudnn_core.")}
     assert {kind for kind in kinds if kind.__init__ is not kind.__base__.__init__} <= {type(e) for e in EXAMPLES}

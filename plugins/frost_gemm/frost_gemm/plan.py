@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cudnn_core import BuildError
+from cudnn_core.cute_dsl import CompiledKernel, Function, load
 
-from .compile import CompiledKernel, Function, kernel_name, load, toolchain
+from .compile import kernel_name
 from .config import TileConfig
 from .ir import Program
 from .launch import Launcher
@@ -23,8 +24,6 @@ __all__ = ["GemmPlan", "restored"]
 
 SCHEMA = 1
 _BOUND_LIMIT = 64
-# What an object needs of the machine that loads it: the runtime that it calls.
-_RUNTIME = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 
 
 class GemmPlan:
@@ -63,17 +62,9 @@ class GemmPlan:
         return self._launcher.host_block(pack.operands, pack.pointers, given), None
 
     def serialize(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        kernel = self.kernel
-        header = {
-            "schema": SCHEMA,
-            "program": self.program.canonical(),
-            "config": asdict(self.config),
-            "name": kernel.name,
-            "arch": kernel.arch,
-            "entry": kernel.entry,
-            "runtime": _runtime(),
-        }
-        return header, {"object": kernel.object, "cubin": kernel.cubin, "ptx": kernel.ptx.encode()}
+        header, payloads = self.kernel.serialize()
+        own = {"schema": SCHEMA, "program": self.program.canonical(), "config": asdict(self.config)}
+        return {**own, **header}, payloads
 
 
 def restored(
@@ -90,25 +81,17 @@ def restored(
         if header["schema"] != SCHEMA:
             raise BuildError(f"a plan of schema {header['schema']!r}, and this version reads {SCHEMA}")
         config = TileConfig(**header["config"])
-        kernel = CompiledKernel(
-            header["name"], header["arch"], header["entry"], payloads["cubin"], payloads["ptx"].decode(), payloads["object"]
-        )  # fmt: skip
-        stated, runtime = header["program"], header["runtime"]
-    except (KeyError, TypeError, UnicodeDecodeError) as error:
+        stated = header["program"]
+    except (KeyError, TypeError) as error:
         raise BuildError(f"not a plan of this plugin: {type(error).__name__}: {error}") from error
+    kernel = CompiledKernel.restored(header, payloads, facts.target)
     program, binding = program_of(config)
     for what, have, want in (
-        ("architecture", kernel.arch, facts.target.removeprefix("sm_")),
         ("program", stated, program.canonical()),
         ("configuration", kernel.name, _name(program, config, facts)),
-        ("runtime", runtime, _runtime()),
     ):
         if have != want:
             raise BuildError(f"the plan's kernel is of another {what}: {have}, not {want}")
-    if not kernel.entry.startswith(kernel.name):
-        raise BuildError(f"the plan's kernel {kernel.name} has another one's entry: {kernel.entry}")
-    if kernel.cubin not in kernel.object:
-        raise BuildError("the plan's object does not hold its cubin")
     return GemmPlan(program, binding, config, kernel)
 
 
@@ -118,8 +101,3 @@ def _name(program: Program, config: TileConfig, facts: ArchFacts) -> str:
         return kernel_name(program, config, facts)
     except (TypeError, ValueError):
         return ""
-
-
-def _runtime() -> dict[str, str]:
-    versions = toolchain()
-    return {dist: versions.get(dist, "") for dist in _RUNTIME}

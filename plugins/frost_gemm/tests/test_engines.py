@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from frost_gemm import compile as compiling
 from frost_gemm import engines
 from graphs import bias_relu, dequantised, matmul, plain
 
 import cudnn_core
-from cudnn_core import BuildError, DeviceInfo, Dim, ExecutionContext, Plan, PlanConfig, Support
+from cudnn_core import BuildError, DeviceInfo, Dim, ExecutionContext, Plan, PlanConfig, Support, cute_dsl
 from cudnn_core._cli import main
 
 SM90, SM100 = "frost_gemm:sm90_wgmma@1", "frost_gemm:sm100_tcgen05@1"
@@ -296,18 +295,18 @@ def test_plans_for_gpus_that_are_not_here_hold_code_for_exactly_them(plans):
         assert plan.engine == ENGINES[device][0]
         (artifact,) = plan.artifacts
         assert artifact.arch == arch
-        assert compiling.cubin_sm(artifact.cubin) == sm
+        assert cute_dsl.cubin_sm(artifact.cubin) == sm
         assert re.search(rf"^\.target sm_{arch}$", artifact.ptx, re.MULTILINE)
         assert artifact.entry.startswith(f"frost_sm{sm}_bf16_")
         assert artifact.cubin in artifact.object
 
 
 def test_an_equal_program_of_other_sizes_is_served_by_the_cache(plans, monkeypatch):
-    def refuse(*args):
+    def refuse(*args, **options):
         raise AssertionError("compiled again")
 
     knobs = dict(plans["H200"].knobs)
-    monkeypatch.setattr(compiling, "_compile", refuse)
+    monkeypatch.setattr("cutlass.cute.compile", refuse)
     other = bias_relu(m=72, n=256, k=512).freeze("cuda")
     plan = engines.Sm90Wgmma().build_plan(other, PlanConfig(SM90, knobs), context("H200"))
     assert plan.kernel.object == plans["H200"].artifacts[0].object
@@ -317,12 +316,12 @@ def test_a_plan_for_a_described_gpu_needs_no_dsl_once_its_kernel_is_cached(plans
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from graphs import bias_relu\n"
-        "import cudnn_core, frost_gemm.compile as compiling\n"
-        "compiling.sources_digest = lambda: sys.argv[2]\n"
+        "import cudnn_core\n"
+        "cudnn_core.cute_dsl.sources_digest = lambda package: sys.argv[2]\n"
         "plan = bias_relu().plan(device=cudnn_core.DeviceInfo.preset('B200'))\n"
         "print(plan.artifacts[0].name, 'cutlass' in sys.modules)\n"
     )
-    arguments = [str(Path(__file__).parent), compiling.sources_digest()]
+    arguments = [str(Path(__file__).parent), cute_dsl.sources_digest("frost_gemm")]
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [plans["B200"].artifacts[0].name, "False"]
 
@@ -333,7 +332,7 @@ def test_a_plan_survives_saving_and_loading(plans, monkeypatch):
     header, payloads = compiled.serialize()
     header = json.loads(json.dumps(header))
     graph, ctx = bias_relu().freeze("cuda"), context("B200")
-    monkeypatch.setattr(compiling, "_compile", None)
+    monkeypatch.setattr("cutlass.cute.compile", None)
     loaded = engines.Sm100Tcgen05().load_plan(header, payloads, graph, ctx)
     assert loaded.artifacts == compiled.artifacts
     assert loaded.workspace_size == compiled.workspace_size

@@ -1,7 +1,7 @@
 """The host function around a kernel's own: address 0 stands for "load the GPU code, launch nothing".
 
 A compiled host function loads its GPU code when it is first called. That must not happen inside a stream capture, so plans call
-it with address 0 when they are bound. Imported by ``compile``.
+it with address 0 when they are bound. Imports the DSL. Imported by ``cute_dsl``, when it compiles.
 """
 
 from typing import Any
@@ -20,6 +20,6 @@ class Host:
         self.kernel = kernel
 
     @cute.jit
-    def host(self, words: Int64, stream: CUstream):  # noqa: ANN201  the DSL reads return annotations
+    def host(self, words: Int64, stream: CUstream) -> None:
         if words != 0:
             self.kernel.host(words, stream)
