@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 
+import torch
 from la_cases import kernels, large, properties
 from la_cases.cases import named
 from la_cases.running import check, outputs

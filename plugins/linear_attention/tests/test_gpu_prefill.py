@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 
+import torch
 from la_cases import kernels, large, on_device, properties
 from la_cases.running import check, outputs
 

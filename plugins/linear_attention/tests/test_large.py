@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 import linear_attention as la
 from la_cases import kernels, large, on_device, properties
