@@ -10,10 +10,10 @@ from .problem import Problem
 
 __all__ = ["ADDRESSES", "SCALARS", "argument_words", "tensor_words"]
 
-SCALARS = ("tokens", "sequences", "pool", "segments", "workspace", "summaries", "seeds")
+SCALARS = ("tokens", "sequences", "pool", "segments", "workspace", "summaries")
 """T; N; rows of the states' leading axis (a pool's, or N; 0 without states); segments of a sequence (1: a single pass); addresses."""
-ADDRESSES = ("workspace", "summaries", "seeds")
-"""The scalars that are addresses, all of them in the workspace: its start, and two areas (``segments``)."""
+ADDRESSES = ("workspace", "summaries")
+"""The scalars that are addresses, all of them in the workspace: its start, and the summaries (``segments``)."""
 
 _STATE = ("address", "token", "head", "row", "col")
 

@@ -50,7 +50,7 @@ class Echo:
 
     def listed(self, args):
         found = [args.tokens, args.sequences, args.pool, args.segments]
-        found += [args.workspace.toint(), args.summaries.toint(), args.seeds.toint()]
+        found += [args.workspace.toint(), args.summaries.toint()]
         for port in tensor_words(self.problem):
             tensor = getattr(args, PORTS.get(port, port))
             found += [tensor.iterator.toint(), *tensor.shape, *tensor.stride]

@@ -34,9 +34,11 @@ _ALIGNED = 16
 class Args(NamedTuple):
     """tokens (T), sequences (N), pool (rows of states, 0 without), segments (S): Int32.
 
-    workspace   pointer to bytes; summaries, seeds: pointers to float32 in it, used where S > 1; 256-byte aligned
-    summaries   [N, HO, S, V + K, K]: what a segment makes of its seed (0, but for the first one's) and of the identity
-    seeds       [N, HO, S, V, K]: the state that enters a segment
+    workspace   pointer to bytes, kda: its records (``records``); summaries: pointer to float32 in it; 256-byte aligned
+    summaries   where S > 1, [N, HO, S, V + K, K]: of segment s < S - 1 rows 0..V-1 are the state that leaves it from a seed of 0
+                (s = 0: from the initial state), and once they are combined the state that leaves it; the others are rows of
+                the identity carried through it. Rows 0..V-1 of segment S - 1 are the initial state
+
     q [T, H, K], k [T, HK, K], v [T, HV, V], o [T, HO, V]: channel stride 1, addresses and other strides multiples of 16 bytes
     g [T, HO], kda: [T, HO, K] with channel stride 1 and the others multiples of 16 bytes; beta [T, HO]
     initial_state, final_state [rows, HO, V, K]: stride 1 along K (k_major: along V), the others and the addresses multiples of 16 bytes
@@ -50,7 +52,6 @@ class Args(NamedTuple):
     segments: Any
     workspace: Any
     summaries: Any
-    seeds: Any
     q: Any
     k: Any
     v: Any
@@ -91,7 +92,6 @@ class _Unpacker:
             segments=segments,
             workspace=self._pointer("workspace", cutlass.Uint8, 256),
             summaries=self._pointer("summaries", cutlass.Float32, 256),
-            seeds=self._pointer("seeds", cutlass.Float32, 256),
             q=self._tensor("q", p.io, (tokens, p.heads_q, p.key), True),
             k=self._tensor("k", p.io, (tokens, p.heads_k, p.key), True),
             v=self._tensor("v", p.io, (tokens, p.heads_v, p.value), True),
