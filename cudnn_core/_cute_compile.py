@@ -13,7 +13,7 @@ import shlex
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,9 +55,26 @@ def compile_class(make: Callable[[], Any], name: str, target: str) -> Compilatio
     """Compile ``host`` of what ``make()`` returns. Raises BuildError."""
     with _dsl_lock:
         with _imports(name):
-            importlib.import_module("cutlass.cute")
-            kernel = make()
-        return _compile(kernel, name, target)
+            cutlass: Any = importlib.import_module("cutlass")
+            cute: Any = importlib.import_module("cutlass.cute")
+            runtime: Any = importlib.import_module("cutlass.cute.runtime")
+            host = importlib.import_module("cudnn_core._cute_host").Host(make())
+        with _named(host.kernel, name), _folder() as folder, warnings.catch_warnings():
+            options = f"--gpu-arch {target} --keep-ptx --keep-cubin --enable-tvm-ffi --dump-dir {shlex.quote(folder)}"
+            # What the DSL deprecates is the plugin's business, not that of a caller who turns warnings into errors.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                function = cute.compile(host.host, cutlass.Int64(0), runtime.make_fake_stream(), options=options)
+                path = Path(folder, "kernel.o")
+                function.export_to_c(str(path), function_name=name)
+                cubin, ptx, code = function.__cubin__, function.__ptx__, path.read_bytes()
+            except Exception as error:  # the DSL's errors have no common base; a refused option is a plain ValueError
+                raise BuildError(f"{name} does not compile for {target}: {_said(error)}") from error
+    # A failed ptxas can leave the dump's path in place of the bytes.
+    if not isinstance(cubin, bytes) or not isinstance(ptx, str) or code[:4] != _ELF:
+        raise BuildError(f"{name} does not compile for {target}: ptxas made no cubin")
+    _check_target(name, cubin, ptx, target)
+    return Compilation(_main_entry(name, ptx), cubin, ptx, code)
 
 
 def load_function(code: bytes, name: str) -> Function:
@@ -74,40 +91,28 @@ def cubin_sm(cubin: bytes) -> int:
     return flags >> 8 & 0xFF if cubin[8] >= _CUBIN_ABI_8 else flags & 0xFF
 
 
-def _compile(kernel: Any, name: str, target: str) -> Compilation:
-    with _imports(name):
-        cutlass: Any = importlib.import_module("cutlass")
-        runtime: Any = importlib.import_module("cutlass.cute.runtime")
-        host = importlib.import_module("cudnn_core._cute_host").Host(kernel)
-    _name(kernel, name)
-    for part, other in getattr(kernel, "kernel_parts", {}).items():
-        _name(other, f"{name}_{part}")
-    with _folder() as folder, warnings.catch_warnings():
-        options = f"--gpu-arch {target} --keep-ptx --keep-cubin --enable-tvm-ffi --dump-dir {shlex.quote(folder)}"
-        # What the DSL deprecates is the plugin's business, not that of a caller who turns warnings into errors.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            function = cutlass.cute.compile(host.host, cutlass.Int64(0), runtime.make_fake_stream(), options=options)
-            path = Path(folder, "kernel.o")
-            function.export_to_c(str(path), function_name=name)
-            cubin, ptx, code = function.__cubin__, function.__ptx__, path.read_bytes()
-        except Exception as error:  # the DSL's errors have no common base, and a refused option is a plain ValueError
-            raise BuildError(f"{name} does not compile for {target}: {_said(error)}") from error
-    # A failed ptxas can leave the dump's path in place of the bytes.
-    if not isinstance(cubin, bytes) or not isinstance(ptx, str) or code[:4] != _ELF:
-        raise BuildError(f"{name} does not compile for {target}: ptxas made no cubin")
-    _check_target(name, cubin, ptx, target)
-    return Compilation(_main_entry(name, ptx), cubin, ptx, code)
+@contextlib.contextmanager
+def _named(kernel: Any, name: str) -> Iterator[None]:
+    """Name the kernels of an object and of its parts. A name belongs to the class: left there, it would show in the next
+    object that uses the class."""
+    found = {}
+    for label, part in {name: kernel, **{f"{name}_{key}": part for key, part in _parts(kernel).items()}}.items():
+        for method in dir(type(part)):
+            rename = getattr(getattr(type(part), method, None), "set_name_prefix", None)
+            if rename is not None and method != "host":
+                found[label if method == "kernel" else f"{label}_{method}"] = rename
+    try:
+        for symbol, rename in found.items():
+            rename(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
+        yield
+    finally:
+        for rename in found.values():
+            rename("")
 
 
-def _name(kernel: Any, name: str) -> None:
-    """Name an object's kernels. The name is a property of the class: it stays until the next one, under the lock."""
-    for method in dir(type(kernel)):
-        rename = getattr(getattr(type(kernel), method, None), "set_name_prefix", None)
-        if rename is not None and method != "host":
-            rename(
-                name if method == "kernel" else f"{name}_{method}", remove_cutlass_symbol=True, keep_mangled_name=False
-            )
+def _parts(kernel: Any) -> Mapping[str, Any]:
+    parts: Mapping[str, Any] = getattr(kernel, "kernel_parts", {})
+    return parts
 
 
 def _main_entry(name: str, ptx: str) -> str:
