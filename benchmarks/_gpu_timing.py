@@ -13,25 +13,53 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-__all__ = ["GpuTimes", "gpu_times", "host_times"]
+__all__ = ["GpuTimes", "eager_times", "gpu_times", "host_times"]
 
 Launch = Callable[[int], object]
 GpuTimes = dict[str, float]
 
 
-def gpu_times(calls: Mapping[str, Launch], *, rounds: int = 9, milliseconds: float = 4.0, most: int = 256) -> GpuTimes:
+def gpu_times(
+    calls: Mapping[str, Launch],
+    *,
+    rounds: int = 9,
+    milliseconds: float = 4.0,
+    most: int = 256,
+    failed: dict[str, str] | None = None,
+) -> GpuTimes:
     """Microseconds of one repetition of each of ``calls``: the median over ``rounds`` replays.
 
-    A replay lasts about ``milliseconds``, in at most ``most`` repetitions. A callable that can't be captured raises what it raised.
+    A replay lasts about ``milliseconds``, in at most ``most`` repetitions. A callable that can't be captured raises what it raised,
+    or, with ``failed``, is left out and there with its reason.
     """
-    graphs = {name: _captured(call, milliseconds, most) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
+    for name, call in calls.items():
+        try:
+            graphs[name] = _captured(call, milliseconds, most)
+        except Exception as error:  # noqa: PERF203
+            if failed is None:
+                raise
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
     for graph, _ in graphs.values():
         graph.replay()
     torch.cuda.synchronize()
     for _ in range(rounds):
         for name, (graph, repetitions) in graphs.items():
             samples[name].append(_elapsed(graph.replay) * 1e3 / repetitions)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def eager_times(calls: Mapping[str, Launch], *, rounds: int = 9, milliseconds: float = 4.0, most: int = 64) -> GpuTimes:
+    """Microseconds of one repetition of each of ``calls`` without a graph, between two events of the stream: the GPU's time, or the
+    host's where that is longer. Medians of interleaved rounds of about ``milliseconds``."""
+    counts = {
+        name: max(2, min(most, int(milliseconds / max(_repeated(call, 4), 1e-3)))) for name, call in calls.items()
+    }
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            samples[name].append(_repeated(call, counts[name]) * 1e3)
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
@@ -68,6 +96,17 @@ def _captured(call: Launch, milliseconds: float, most: int) -> tuple[torch.cuda.
         for i in range(repetitions):
             call(i)
     return graph, repetitions
+
+
+def _repeated(call: Launch, count: int) -> float:
+    """Milliseconds of one of ``count`` repetitions, the device being idle before."""
+    torch.cuda.synchronize()
+
+    def repeat() -> None:
+        for i in range(count):
+            call(i)
+
+    return _elapsed(repeat) / count
 
 
 def _elapsed(call: Callable[[], object]) -> float:

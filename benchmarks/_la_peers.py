@@ -1,0 +1,121 @@
+"""The peers of the linear-attention benchmark: flash-linear-attention's Triton kernels and the cuDNN frontend's KDA engines.
+
+``peers(case, x)`` gives a callable for each peer that is installed and runs the case: it takes the number of the repetition and
+returns (o, final_state), o as [T, HV, V]. A peer that is missing or fails is left out with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ._la_cases import Decode
+
+__all__ = ["peers"]
+
+Call = Callable[[int], tuple[Any, Any]]
+Tensors = dict[str, torch.Tensor]
+
+
+def peers(case: Any, x: Tensors, skip: frozenset[str] = frozenset()) -> tuple[dict[str, Call], dict[str, str]]:
+    """The callables by name, warm, and for each peer that is left out why."""
+    found: dict[str, Call] = {}
+    missing: dict[str, str] = {}
+    for family, make in _MAKERS.items():
+        if family in skip:
+            continue
+        try:
+            calls = list(make(case, x))
+        except Exception as error:  # a peer's failure is a note of the table, whatever it is
+            missing[family] = _reason(error)
+            continue
+        for name, call in calls:
+            try:
+                for i in range(2):  # the first compiles and tunes
+                    call(i)
+                if x["q"].is_cuda:
+                    torch.cuda.synchronize()
+                found[name] = call
+            except Exception as error:  # noqa: PERF203
+                missing[name] = _reason(error)
+    return found, missing
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
+
+
+def _batched(case: Any, x: Tensors) -> list[torch.Tensor]:
+    """q, k, v, g and beta as [B, T, H, ..]."""
+    sequences = case.batch if isinstance(case, Decode) else case.sequences
+    return [x[port].reshape(sequences, -1, *x[port].shape[1:]) for port in ("q", "k", "v", "g", "beta")]
+
+
+def _fla(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
+    if isinstance(case, Decode):
+        yield from _fla_decode(case, x)
+        return
+    if case.op == "gdn":
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule as chunk
+    else:
+        from fla.ops.kda import chunk_kda as chunk
+    arguments = _batched(case, x)
+
+    def call(i: int) -> tuple[Any, Any]:
+        with torch.no_grad():
+            o, state = chunk(*arguments, output_final_state=True)
+        return o.flatten(0, 1), state
+
+    yield "fla chunk", call
+
+
+def _fla_decode(case: Decode, x: Tensors) -> Iterator[tuple[str, Call]]:
+    """A fresh final state in float32, which is all that fla's functions return; a layer copies it. Its KDA kernel also takes a pool."""
+    if case.op == "gdn":
+        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule as recurrent
+    else:
+        from fla.ops.kda import fused_recurrent_kda as recurrent
+    q, k, v, g, beta = _batched(case, x)
+    states = x["initial_state"].reshape(case.sets, case.batch, *x["initial_state"].shape[1:])
+
+    def call(i: int) -> tuple[Any, Any]:
+        options = {"initial_state": states[i % case.sets], "output_final_state": True, "state_v_first": True}
+        with torch.no_grad():
+            o, state = recurrent(q, k, v, g=g, beta=beta, **options)
+        return o.flatten(0, 1), state
+
+    yield "fla recurrent", call
+    if case.op == "kda":
+        from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
+
+        pool, slots = x["initial_state"], x["slots"]
+
+        def in_place(i: int) -> tuple[Any, Any]:
+            o, _ = fused_recurrent_kda_fwd(
+                q, k, v, g, beta, initial_state=pool, inplace_final_state=True, state_v_first=True,
+                ssm_state_indices=slots[i % case.sets],
+            )  # fmt: skip
+            return o.flatten(0, 1), None
+
+        yield "fla recurrent in place", in_place
+
+
+def _cudnn(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
+    """The engines for Hopper, by plan name: the default one, whose time depends on the gates, and the exact one."""
+    if isinstance(case, Decode) or case.op != "kda":
+        return
+    from cudnn.linear_attention import kimi_delta_attention
+
+    arguments = [x[port] for port in ("q", "k", "v", "g", "beta", "cu_seqlens")]
+    for plan in ("kda_hopper", "kda_hopper_cuda"):
+
+        def call(i: int, plan: str = plan) -> tuple[Any, Any]:
+            with torch.no_grad():
+                return tuple(kimi_delta_attention(*arguments, output_final_state=True, plan_name=plan)[:2])  # type: ignore[return-value]
+
+        yield f"cudnn {plan}", call
+
+
+_MAKERS: dict[str, Callable[[Any, Tensors], Iterator[tuple[str, Call]]]] = {"fla": _fla, "cudnn": _cudnn}
