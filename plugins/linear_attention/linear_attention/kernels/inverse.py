@@ -1,4 +1,5 @@
 # ruff: noqa: ANN202  the DSL reads return annotations
+"""The inverse A of a unit lower triangular 64 x 64 matrix I - N, by one warpgroup, from shared memory to registers.
 
 Callers pass N = -L: nothing of it on and above the diagonal is read but for the diagonal blocks' zeros, which ``put_diagonal`` makes.
 
