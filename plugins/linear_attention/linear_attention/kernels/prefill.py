@@ -1,0 +1,138 @@
+# ruff: noqa: ANN201  the DSL reads return annotations
+"""The prefill kernel of sm_90a. A CTA keeps 64 rows of a head's state in registers, from a sequence's first chunk to its last.
+
+    warpgroup 0       warp 0 loads tiles; warp 1 stores O; warps 2 and 3 write the zeros of tokens of no sequence
+    warpgroups 1, 2   fused (GDN): make T, P and the vectors of every other chunk from its K and Q
+    last warpgroup    the scan: see ``scan``
+
+Prepared (KDA): T, P and the tiles that the gates have gone into come from the workspace, and there are no warpgroups that make them.
+
+Segments: with too few heads and sequences for the SMs, a sequence is cut into segments that are scanned side by side, in two passes.
+The first, the summary, leaves for every segment but the last
+
+    slot s of summaries[sequence][head][segments], float32 [V + K, K]
+        rows 0 to V - 1   the state behind segment s, from zero (s = 0: from the initial state)
+        the other rows    what becomes of the rows of the identity, without V (from s = 1 on)
+    slot S - 1, rows 0 to V - 1: the initial state, as the last segment may overwrite it while the first one reads
+
+and ``combine`` replaces rows 0 to V - 1 of slot s by the state behind segment s. The second pass starts every segment with the slot
+before it.
+
+Launch: one CTA an SM; dependent launches may begin as soon as every CTA has, none touches memory before griddepcontrol.wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Int32, Int64, cute
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from ..layout import ALIGNMENT, PrefillLayout
+from ..problem import CHUNK, SLAB, Problem
+from .arguments import Args
+from .barriers import Barriers
+from .gaps import zero_gaps
+from .loads import Loader
+from .output import Output
+from .scan import Scan
+from .work import Work, locate
+
+__all__ = ["Prefill"]
+
+WARPGROUP = 128
+WARPS = 4  # of a warpgroup
+REGISTERS = (40, 136, 200)  # of a thread of warpgroup 0, that prepares, that scans: 64 Ki of 512 threads
+PREPARE_BARRIER = 1  # hardware barriers 1 and 2: one for each prepare warpgroup
+
+
+class Prefill:
+    """``problem`` with the places of ``layout``."""
+
+    def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool = False, prepare: Any = None) -> None:
+        self.problem, self.layout, self.summary = problem, layout, summary
+        self.barriers = Barriers(layout)
+        self.loader, self.output = Loader(problem, layout), Output(problem, layout)
+        self.scan = Scan(problem, layout, summary=summary)
+        self.slabs = problem.slabs + (problem.key // SLAB if summary else 0)
+        self.prepare = None if layout.prepared else prepare or _prepare(problem)
+
+    def launch(self, args: Args, stream: cuda.CUstream, records: Int64, summaries: Int64) -> None:
+        """One pass. ``records``, ``summaries``: addresses of the two parts of the workspace. For host code."""
+        covered = args.segments - 1 if self.summary else args.segments
+        inside = args._replace(q=None, k=None, v=None)
+        self.kernel(self.loader.atoms(args), self.output.atom(args), inside, records, summaries, covered).launch(
+            grid=[self.slabs * self.problem.heads * args.sequences * covered, 1, 1],
+            block=[self.layout.threads, 1, 1],
+            min_blocks_per_mp=1,
+            use_pdl=True,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(self, loads: tuple, store: tuple, args: Args, records: Int64, summaries: Int64, covered: Int32):
+        """The kernel: see the module's text."""
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = SmemAllocator().allocate(self.layout.shared_bytes, ALIGNMENT)
+        if warp == 0:
+            for atom, _ in (*loads, store):
+                cpasync.prefetch_descriptor(atom)
+            with cute.arch.elect_one():
+                self.barriers.init(smem)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+        if warp < WARPS:
+            if cutlass.const_expr(not self.layout.prepared):
+                cute.arch.setmaxregister_decrease(REGISTERS[0])
+            work = locate(self.problem, args, self.slabs, covered)
+            if warp == 0:
+                slab = cutlass.min(work.slab, self.problem.slabs - 1)
+                self.loader.run(smem, loads, args, work, slab, records)
+            elif warp == 1:
+                if cutlass.const_expr(not self.summary):
+                    self.output.run(smem, store, args, work)
+            elif cutlass.const_expr(not self.summary):
+                if work.segment == 0:
+                    thread = cute.arch.thread_idx()[0] - 2 * 32
+                    zero_gaps(self.problem, args, work.sequence, work.head, work.slab, thread, 2 * 32)
+        elif warp >= self.layout.threads // 32 - WARPS:
+            if cutlass.const_expr(not self.layout.prepared):
+                cute.arch.setmaxregister_increase(REGISTERS[2])
+            self.scan.run(smem, args, locate(self.problem, args, self.slabs, covered), summaries)
+        else:
+            if cutlass.const_expr(not self.layout.prepared):
+                cute.arch.setmaxregister_increase(REGISTERS[1])
+                self.prepare_chunks(smem, args, locate(self.problem, args, self.slabs, covered))
+
+    @cute.jit
+    def prepare_chunks(self, smem: cute.Pointer, args: Args, work: Work):
+        """T, P and the vectors of every other chunk. By a warpgroup."""
+        layout, base = self.layout, smem.toint()
+        group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        for chunk in cutlass.range(group, work.chunks, 2, unroll=1):
+            stage, turns = chunk % layout.stages, chunk // layout.stages
+            place = base + (layout.ring + stage * layout.stage_bytes)
+            slot = base + (layout.slot_ring + group * layout.slot_bytes)
+            valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
+            self.barriers.wait(smem, "full", stage, turns & 1)
+            self.barriers.wait(smem, "free", group, (chunk >> 1 & 1) ^ 1)
+            self.prepare.run(
+                args, work, chunk, place, place + layout.q, slot, base + (layout.scratch + group * layout.scratch_bytes),
+                valid, thread, PREPARE_BARRIER + group,
+            )  # fmt: skip
+            cute.arch.sync_warp()
+            if thread % 32 == 0:
+                self.barriers.arrive(smem, "ready", group)
+                self.barriers.arrive(smem, "empty", stage)
+
+
+def _prepare(problem: Problem) -> Any:
+    from .prepare_gdn import PrepareGdn
+
+    return PrepareGdn(problem)

@@ -1,0 +1,257 @@
+# ruff: noqa: ANN201  the DSL reads return annotations
+"""The state warpgroup of the prefill: the recurrence over chunks, X = S^T [64 v, K] float32 in registers. Imported by ``prefill``.
+
+For every chunk, with io() a rounding to 16 bits and columns j of a token:
+
+    R  = io(X) K~^T                               issued first, behind the O of the chunk before, which is rounded and staged now
+    O1 = io(X) Q~^T                               runs while Y is made
+    Y  = V^T - a_j R
+    U  = io(Y) T^T                                meanwhile O1 is scaled by d_i
+    X  = decay X + io(U c_j) K-                   issued first, waited for last
+    O  = d_i O1 + io(U) P^T                       waited for in the next chunk
+
+Prepared tiles have a, c and d in them: GDN alone has these vectors. The warpgroup's warps meet nowhere in the loop: a warp's
+16 rows of V are its own, in the slab of V, in X and in the slab of O.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
+from ..layout import PANEL_BYTES, PrefillLayout
+from ..problem import CHUNK, SLAB, Problem
+from . import tiles
+from .arguments import ELEMENTS, Args, state_row
+from .barriers import Barriers
+from .work import Work
+
+__all__ = ["Scan"]
+
+_STEPS = CHUNK // tiles.K_STEP  # along tokens
+_LINE_STEPS = tuple(32 * step for step in range(_STEPS))  # bytes between K steps of a line
+_A, _C, _D, _DECAY = 0, 256, 512, 768  # bytes, in the vectors
+
+
+class Scan:
+    """By 128 threads. ``summary``: the states that segments leave behind, without O."""
+
+    def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool) -> None:
+        self.problem, self.layout, self.summary = problem, layout, summary
+        self.barriers = Barriers(layout)
+        self.scaled = not layout.prepared
+        self.io = problem.io
+        self.size = problem.key // 2  # values of X in a thread
+        # K steps of K~ and Q~: along lines, then to the next panel; of K-: 16 lines further
+        self.key_steps = tuple(step // 4 * PANEL_BYTES + step % 4 * 32 for step in range(problem.key // tiles.K_STEP))
+        self.token_steps = tuple(2048 * step for step in range(_STEPS))
+
+    # ------------------------------------------------------------------------------------------------------ the chunks
+
+    @cute.jit
+    def run(self, smem: cute.Pointer, args: Args, work: Work, summaries: Int64):
+        """All chunks of the CTA, from the seed to the final state."""
+        thread = cute.arch.thread_idx()[0] % 128
+        x = self.seed(args, work, summaries, thread)
+        if work.chunks > 0:
+            x = self.chunks(smem, work, x, thread)
+        self.leave(args, work, summaries, thread, x)
+
+    @cute.jit
+    def chunks(self, smem: cute.Pointer, work: Work, x: tuple, thread: Int32):
+        """X after the last chunk; there is at least one.
+
+        A chunk's R is issued at the end of the one before it, so that the loop begins as it ends: with R alone in flight. The last
+        chunk issues its own again, for nobody.
+        """
+        lane, warp = thread % 32, thread // 32
+        base = smem.toint()
+        # A lane's line of matrix lane / 8 of 16 tokens x 16 rows of V: lines of the slab are tokens.
+        across = (8 * (lane >> 4) + lane % 8) * 128 + (((2 * warp + (lane >> 3 & 1)) ^ (lane % 8)) << 4)
+        first = (lane % 4) * 8  # bytes to the thread's first column of a vector
+        stage, phase = Int32(0), Int32(0)
+        place = base + self.layout.ring
+        words = tuple(tiles.packed(self.io, x))
+        self.barriers.wait(smem, "full", stage, phase)
+        r = tuple(tiles.multiply(self.io, CHUNK, words, tiles.k_major(place), self.key_steps))
+        for chunk in cutlass.range(work.chunks, unroll=1):
+            slot, turn = chunk & 1, chunk >> 1 & 1
+            matrices = base + (self.layout.slot_ring + slot * self.layout.slot_bytes)
+            vectors = matrices + 2 * PANEL_BYTES + first
+            if cutlass.const_expr(not self.summary):
+                o = tiles.multiply(self.io, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
+            values = [tiles.load_matrices(place + self.layout.v + across + 2048 * step) for step in range(_STEPS)]
+            v = [value for four in values for word in four for value in tiles.unpacked(self.io, word)]
+            if cutlass.const_expr(self.summary):
+                v = self.no_values(work, v)
+            self.barriers.wait(smem, "ready", slot, turn)
+            x = self.decayed(x, vectors)
+            a = self.columns(vectors + _A)
+            tiles.wait(0 if self.summary else 1)
+            y = tiles.packed(self.io, self.less(v, a, tiles.landed(r)))
+            u = tiles.multiply(self.io, CHUNK, y, tiles.k_major(matrices), _LINE_STEPS)
+            c, d = self.columns(vectors + _C), self.columns(vectors + _D)
+            if cutlass.const_expr(not self.summary):
+                tiles.wait(1)
+                o = self.times(tiles.landed(o), d)
+            tiles.wait(0)
+            tiles.kept(words)
+            tiles.kept(y)
+            u = tiles.landed(u)
+            update = tiles.packed(self.io, self.times(u, c))
+            x = tiles.multiply(
+                self.io, self.problem.key, update, tiles.mn_major(place + self.layout.keys, PANEL_BYTES),
+                self.token_steps, x, transposed=True,
+            )  # fmt: skip
+            if cutlass.const_expr(not self.summary):
+                u = tiles.packed(self.io, u) if self.scaled else update
+                o = tiles.multiply(self.io, CHUNK, u, tiles.k_major(matrices + PANEL_BYTES), _LINE_STEPS, o)
+                tiles.wait(1)
+            else:
+                tiles.wait(0)
+            x = tuple(tiles.landed(x))
+            tiles.kept(update)
+            if lane == 0:
+                self.barriers.arrive(smem, "empty", stage)
+                if cutlass.const_expr(self.summary):
+                    self.barriers.arrive(smem, "free", slot)
+            words = tuple(tiles.packed(self.io, x))
+            if chunk < work.chunks - 1:
+                stage = stage + 1
+                if stage == self.layout.stages:
+                    stage, phase = Int32(0), phase ^ 1
+            self.barriers.wait(smem, "full", stage, phase)
+            place = base + (self.layout.ring + stage * self.layout.stage_bytes)
+            r = tuple(tiles.multiply(self.io, CHUNK, words, tiles.k_major(place), self.key_steps))
+            if cutlass.const_expr(not self.summary):
+                tiles.wait(1)
+                tiles.kept(u)
+                self.stage(smem, slot, turn, tiles.landed(o), across, lane)
+        tiles.wait(0)
+        tiles.kept(words)
+        tiles.landed(r)
+        return x
+
+    @cute.jit
+    def stage(self, smem: cute.Pointer, slot: Int32, turn: Int32, o: list, across: Int32, lane: Int32):
+        """O of a chunk to its place in shared memory, [token][v]; its T, P and vectors have been read."""
+        words = tiles.packed(self.io, o)
+        self.barriers.wait(smem, "stored", slot, turn ^ 1)
+        place = smem.toint() + (self.layout.staging + slot * PANEL_BYTES) + across
+        for step in cutlass.range_constexpr(_STEPS):
+            tiles.store_matrices(place + 2048 * step, words[4 * step : 4 * step + 4])
+        tiles.fence_shared()
+        cute.arch.sync_warp()
+        if lane == 0:
+            self.barriers.arrive(smem, "staged", slot)
+            self.barriers.arrive(smem, "free", slot)
+
+    def columns(self, vector: Int32) -> list[Float32]:
+        """A thread's values of a vector over the tokens."""
+        if not self.scaled:
+            return []
+        return [value for block in range(CHUNK // 8) for value in tiles.load_pair(vector + 32 * block)]
+
+    def decayed(self, x: tuple[Float32, ...], vectors: Int32) -> tuple[Float32, ...]:
+        """X times the decay of the chunk: one for all, or one a channel."""
+        place = vectors + _DECAY
+        if self.scaled:
+            decay = tiles.load_value(place - (cute.arch.lane_idx() % 4) * 8)
+            return tuple(value * decay for value in x)
+        place = vectors
+        channels = [value for block in range(self.problem.key // 8) for value in tiles.load_pair(place + 32 * block)]
+        return tuple(self.times(x, channels))
+
+    def less(self, v: list[Float32], a: list[Float32], r: list[Float32]) -> list[Float32]:
+        """V^T - a R."""
+        if not self.scaled:
+            return [left - right for left, right in zip(v, r, strict=True)]
+        return [left - a[_column(i)] * right for i, (left, right) in enumerate(zip(v, r, strict=True))]
+
+    @staticmethod
+    def times(values: Any, factors: list[Float32]) -> list[Float32]:
+        """Columns times their factors; without factors, the values."""
+        return [value * factors[_column(i)] if factors else value for i, value in enumerate(values)]
+
+    def no_values(self, work: Work, v: list[Float32]) -> list[Float32]:
+        """V is 0 for rows of the identity."""
+        real = work.slab < self.problem.slabs
+        return [cutlass.select_(real, value, Float32(0.0)) for value in v]
+
+    # ------------------------------------------------------------------------------------------------- before and after
+
+    @cute.jit
+    def seed(self, args: Args, work: Work, summaries: Int64, thread: Int32):
+        """X before the first chunk."""
+        row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
+        x = tuple(Float32(0.0) for _ in range(self.size))
+        if cutlass.const_expr(self.problem.initial):
+            if (work.segment == 0) & (work.segments == 1 if not self.summary else work.slab < self.problem.slabs):
+                state, inside = state_row(args, work.sequence)
+                if inside:
+                    x = self.read(args.initial_state, state, work.head, row + work.slab * SLAB, column)
+        if cutlass.const_expr(self.summary):
+            identity = work.slab - self.problem.slabs
+            if identity >= 0:
+                x = tuple(
+                    cutlass.select_(row + identity * SLAB + down == column + right, Float32(1.0), Float32(0.0))
+                    for down, right in self.places()
+                )
+            elif work.segment == 0:
+                self.write_summary(work, summaries, work.segments - 1, row, column, x)
+        elif work.segments > 1:
+            before = cutlass.select_(work.segment == 0, work.segments, work.segment) - 1
+            x = self.read_summary(work, summaries, before, row, column)
+        return x
+
+    @cute.jit
+    def leave(self, args: Args, work: Work, summaries: Int64, thread: Int32, x: tuple):
+        """X after the last chunk goes to the summary, or to the final state."""
+        row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
+        if cutlass.const_expr(self.summary):
+            self.write_summary(work, summaries, work.segment, row, column, x)
+        elif cutlass.const_expr(self.problem.final):
+            if work.segment == work.segments - 1:
+                state, inside = state_row(args, work.sequence)
+                if inside:
+                    self.write(args.final_state, state, work.head, row + work.slab * SLAB, column, x)
+
+    def places(self) -> list[tuple[int, int]]:
+        """(rows, columns) of a thread's values from its first."""
+        return [(8 * half, 8 * block + pair) for block in range(self.size // 4) for half in (0, 1) for pair in (0, 1)]
+
+    def read(self, states: cute.Tensor, state: Int32, head: Int32, row: Int32, column: Int32) -> tuple[Float32, ...]:
+        return tuple(Float32(states[state, head, row + down, column + right]) for down, right in self.places())
+
+    def write(self, states: cute.Tensor, state: Int32, head: Int32, row: Int32, column: Int32, x: tuple) -> None:
+        kind = ELEMENTS[self.problem.state_dtype]
+        for (down, right), value in zip(self.places(), x, strict=True):
+            states[state, head, row + down, column + right] = kind(value)
+
+    def summary_rows(self, work: Work, summaries: Int64, segment: Int32) -> cute.Tensor:
+        """[V + K, K] of a segment: the state, then where it takes the rows of the identity."""
+        problem = self.problem
+        rows = problem.value + problem.key
+        number = Int64((work.sequence * problem.heads + work.head) * work.segments + segment)
+        pointer = cute.make_ptr(
+            Float32, summaries + number * (rows * problem.key * 4), cute.AddressSpace.gmem, assumed_align=16
+        )
+        return cute.make_tensor(pointer, cute.make_layout((rows, problem.key), stride=(problem.key, 1)))
+
+    def read_summary(self, work: Work, summaries: Int64, segment: Int32, row: Int32, column: Int32) -> tuple:
+        rows = self.summary_rows(work, summaries, segment)
+        return tuple(rows[row + work.slab * SLAB + down, column + right] for down, right in self.places())
+
+    def write_summary(
+        self, work: Work, summaries: Int64, segment: Int32, row: Int32, column: Int32, x: tuple
+    ) -> None:  # fmt: skip
+        rows = self.summary_rows(work, summaries, segment)
+        for (down, right), value in zip(self.places(), x, strict=True):
+            rows[row + work.slab * SLAB + down, column + right] = value
+
+
+def _column(index: int) -> int:
+    """Of value ``index`` among the thread's columns."""
+    return index // 4 * 2 + index % 2

@@ -1,0 +1,199 @@
+"""Prefill kernels without the GPU: operands, tiles as the workspace holds them, launches in the emulator, the answer in fp64.
+
+16-bit floats are numpy arrays of their bits.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import cuda.bindings.driver as cuda
+import numpy as np
+import torch
+from _blocks import Compiled
+from cutlass import Int64, cute
+from la_cases import recurrence
+from linear_attention.kernels.arguments import unpack
+from linear_attention.layout import plan_layout, record_bytes, record_slots, summary_bytes
+
+CHUNK = 64
+TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def bits(x, dtype):
+    """Rounded to ``dtype``."""
+    made = torch.from_numpy(np.ascontiguousarray(x)).to(TORCH[dtype])
+    return made.numpy() if dtype == "float32" else made.view(torch.int16).numpy().view(np.uint16)
+
+
+def values(x, dtype):
+    """As float64."""
+    if dtype == "float32":
+        return x.astype(np.float64)
+    return torch.from_numpy(np.ascontiguousarray(x).view(np.int16)).view(TORCH[dtype]).double().numpy()
+
+
+def rounded(x, dtype):
+    return values(bits(x, dtype), dtype)
+
+
+class Case:
+    """Operands of a batch of sequences. Tokens of none hold NaN, and O holds 7 everywhere."""
+
+    def __init__(self, problem, lengths, *, before=0, after=0, seed=0, decay=0.05, pool=0, slots=None):
+        p, rng = problem, np.random.default_rng(seed)
+        self.problem, self.lengths = problem, lengths
+        tokens = before + sum(lengths) + after
+        self.cu = np.cumsum([before, *lengths])
+        held = np.zeros(tokens, bool)
+        held[before : before + sum(lengths)] = True
+        unit = lambda heads: (y := rng.standard_normal((tokens, heads, p.key))) / np.linalg.norm(y, axis=-1, keepdims=True)
+        x = {
+            "q": unit(p.heads_q) * 4,
+            "k": unit(p.heads_k) * (3 if p.l2norm else 1),
+            "v": rng.standard_normal((tokens, p.heads_v, p.value)),
+            "g": -decay * rng.exponential(size=(tokens, p.heads, *((p.key,) if p.variant == "kda" else ()))),
+            "beta": rng.uniform(0.1, 1, (tokens, p.heads)),
+        }
+        kinds = {"g": p.gate_dtype, "beta": p.beta_dtype}
+        self.arrays, self.x = {}, {}
+        for name, value in x.items():
+            kind = kinds.get(name, p.io)
+            poisoned = np.where(held.reshape(-1, *(1,) * (value.ndim - 1)), value, np.nan)
+            self.arrays[name] = bits(poisoned, kind)
+            self.x[name] = rounded(value, kind)
+        self.arrays["O"] = bits(np.full((tokens, p.heads, p.value), 7.0), p.io)
+        if p.index_dtype:
+            self.arrays["cu_seqlens"] = self.x["cu_seqlens"] = self.cu.astype(p.index_dtype)
+        rows = pool or len(lengths)
+        layout = (lambda y: y) if p.state_layout == "v_major" else (lambda y: y.transpose(0, 1, 3, 2))
+        if p.slot_dtype:
+            self.arrays["state_indices"] = self.x["state_indices"] = np.array(slots, p.slot_dtype)
+        if p.initial:
+            state = rng.standard_normal((rows, p.heads, p.value, p.key))
+            memory = bits(np.ascontiguousarray(layout(state)), p.state_dtype)
+            self.arrays["initial_state"] = layout(memory)
+            self.x["initial_state"] = rounded(state, p.state_dtype)
+        if p.final:
+            if p.overwrite:
+                self.arrays["final_state"] = self.arrays["initial_state"]
+            else:
+                memory = bits(np.full((rows, p.heads, p.value, p.key), 9.0), p.state_dtype)
+                self.arrays["final_state"] = layout(np.ascontiguousarray(layout(memory)))
+        self.sizes = {"tokens": tokens, "sequences": len(lengths), "pool": rows if p.initial or p.final else 0}
+
+    def answer(self):
+        """O and final_state in fp64."""
+        p = self.problem
+        found = recurrence.prefill(
+            p.variant, self.x, scale=p.scale, use_qk_l2norm=p.l2norm, use_beta_sigmoid=p.beta_sigmoid,
+            allow_neg_eigval=p.neg_eigval, gate_domain=p.domain, safe_gate=bool(p.safe),
+        )  # fmt: skip
+        return found["O"], found["final_state"]
+
+
+def image(tile, dtype):
+    """Bytes of a [64, columns] tile in shared memory: panels of 64 columns, lines in the 128-byte swizzle."""
+    panels = []
+    for first in range(0, tile.shape[1], 64):
+        pieces = bits(tile[:, first : first + 64], dtype).view(np.uint8).reshape(CHUNK, 8, 16)
+        line = np.arange(CHUNK)[:, None]
+        swizzled = np.empty_like(pieces)
+        swizzled[line, np.arange(8) ^ line % 8] = pieces
+        panels.append(swizzled.reshape(-1))
+    return np.concatenate(panels)
+
+
+def tiles(case, start, valid, head):
+    """K~, Q~, K-, T, P [64, ...] and the decays [K] of one chunk, unrounded: the formulas, with padding rows 0."""
+    p, x = case.problem, case.x
+    at = slice(start, start + valid)
+    q, k = (x[n][at, head * x[n].shape[1] // p.heads] for n in "qk")
+    if p.l2norm:
+        q, k = (y / np.sqrt((y**2).sum(-1, keepdims=True) + 1e-6) for y in (q, k))
+    g, beta = x["g"][at, head].reshape(valid, -1), x["beta"][at, head]
+    sums = np.broadcast_to(np.cumsum(g, axis=0), (valid, p.key))
+    between = np.exp(np.minimum(sums[:, None] - sums[None], 0))
+    m = np.tril(beta[:, None] * np.einsum("id,jd,ijd->ij", k, k, between), -1)
+    t = np.linalg.inv(np.eye(valid) + m) * beta[None, :]
+    scores = np.tril(np.einsum("id,jd,ijd->ij", q, k, between)) * p.scale
+    pad = lambda y, *more: np.pad(y, ((0, CHUNK - valid), *more))
+    rows = [pad(y, (0, 0)) for y in (k * np.exp(sums), q * p.scale * np.exp(sums), k * np.exp(sums[-1] - sums))]
+    square = [pad(y, (0, CHUNK - valid)) for y in (t, scores)]
+    return *rows, *square, np.exp(sums[-1])
+
+
+def records(case):
+    """What ``prepare_kda`` leaves in the workspace; the rest of it holds NaN."""
+    p = case.problem
+    size = record_bytes(p)
+    memory = np.full((record_slots(case.sizes["tokens"], len(case.lengths)) * p.heads, size), 0xFF, np.uint8)
+    for n, length in enumerate(case.lengths):
+        start = int(case.cu[n])
+        for chunk in range(-(-length // CHUNK)):
+            slot = start // CHUNK + n + chunk
+            for head in range(p.heads):
+                *operands, decays = tiles(case, start + chunk * CHUNK, min(CHUNK, length - chunk * CHUNK), head)
+                parts = [image(tile, p.io) for tile in operands] + [decays.astype(np.float32).view(np.uint8)]
+                record = np.concatenate(parts)
+                memory[slot * p.heads + head, : len(record)] = record
+    return memory.reshape(-1)
+
+
+class Host:
+    """A kernel's passes behind ``host(words, stream)``. The workspace has the records, then the summaries."""
+
+    def __init__(self, problem, summary=False, prepare=None):
+        from linear_attention.kernels.prefill import Prefill
+
+        self.problem = problem
+        self.kernel = Prefill(problem, plan_layout(problem), summary=summary, prepare=prepare)
+
+    @cute.jit
+    def host(self, words: Int64, stream: cuda.CUstream):
+        args = unpack(self.problem, words)
+        slots = args.tokens // CHUNK + args.sequences + 1
+        records = args.workspace.toint()
+        summaries = records + Int64(slots * self.problem.heads) * record_bytes(self.problem)
+        self.kernel.launch(args, stream, records, summaries)
+
+
+@functools.cache
+def compiled(problem, summary=False, prepare=None):
+    return Compiled(Host(problem, summary, prepare() if prepare else None), problem)
+
+
+def run(case, *, summary=False, segments=1, workspace=None, prepare=None, **options):
+    """One pass; arrays of ``case`` and ``workspace`` are written. Returns the report."""
+    p = case.problem
+    if workspace is None:
+        workspace = new_workspace(case, segments)
+    written = [] if p.overwrite or p.pooled else [case.arrays[name] for name in ("final_state",) if name in case.arrays]
+    report, _ = compiled(p, summary, prepare).run(
+        {**case.sizes, "segments": segments}, {**case.arrays, "workspace": workspace}, written,
+        **{"schedule": "late", "strict": True, **options},
+    )  # fmt: skip
+    return report
+
+
+def new_workspace(case, segments=1):
+    p = case.problem
+    memory = records(case) if p.variant == "kda" else np.full(
+        record_slots(case.sizes["tokens"], len(case.lengths)) * p.heads * record_bytes(p), 0xFF, np.uint8
+    )
+    return np.concatenate([memory, np.full(summary_bytes(p, len(case.lengths), segments), 0xFF, np.uint8)])
+
+
+def error(found, want):
+    """RMS of the difference relative to the RMS of ``want``."""
+    return np.sqrt(np.mean((found - want) ** 2)) / np.sqrt(np.mean(want**2))
+
+
+def check(case, bound=5e-3):
+    """O and the final state of ``case`` against fp64."""
+    p = case.problem
+    o, state = case.answer()
+    assert error(values(case.arrays["O"], p.io), o) < bound
+    if p.final:
+        found = values(case.arrays["final_state"], p.state_dtype)
+        assert error(found, state) < bound
