@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
-from cutlass import Int64, cute
 from linear_attention.arguments import argument_words, tensor_words
 from ptx_emulator import launch
 
 from cudnn_core import Artifact, HostBlock
+from cudnn_core._cute_compile import compile_class
 
 __all__ = ["Compiled"]
 
@@ -20,14 +17,8 @@ class Compiled:
 
     def __init__(self, kernel, problem):
         self.kernel, self.problem, self.index = kernel, problem, argument_words(problem)
-        with tempfile.TemporaryDirectory() as folder:
-            function = cute.compile(
-                kernel.host, Int64(0), cute.runtime.make_fake_stream(),
-                options=f"--gpu-arch sm_90a --keep-ptx --keep-cubin --enable-tvm-ffi --dump-dir {folder}",
-            )  # fmt: skip
-            path = Path(folder, "kernel.o")
-            function.export_to_c(str(path), function_name="kernel")
-            self.artifact = Artifact("kernel", "90a", "", function.__cubin__, function.__ptx__, path.read_bytes())
+        made = compile_class(lambda: kernel, "kernel", "sm_90a")
+        self.artifact = Artifact("kernel", "90a", made.entry, made.cubin, made.ptx, made.object)
 
     def run(self, values, arrays, outputs, **options):
         """``values`` by word; ``arrays`` by port, or by the name of an address word: their addresses, and of tensors of more than one
