@@ -22,7 +22,7 @@ ENV := venv
 PARALLEL := -n 2 --dist loadfile
 endif
 
-.PHONY: help demo test test-all gpu-test bench bench-emulator bench-gemm bench-backend lint format docs clean venv dev-site
+.PHONY: help demo test test-all gpu-test bench bench-emulator bench-gemm bench-backend bench-la sanitize-la lint format docs clean venv dev-site
 
 help:
 	@echo 'make demo      the main job: a sentence encoder on cudnn_core graphs'
@@ -33,6 +33,8 @@ help:
 	@echo 'make clean     remove .venv and caches    make bench-emulator  time of the PTX emulator'
 	@echo 'make bench-gemm  GEMM on a GPU against cuBLAS and others'
 	@echo 'make bench-backend  the cuDNN backend plugin against the frontend, on a GPU'
+	@echo 'make bench-la  linear attention on a GPU against flash-linear-attention and others'
+	@echo 'make sanitize-la  the linear-attention kernels under compute-sanitizer, on a GPU'
 
 demo: $(ENV)
 	@$(PY) examples/sentence_search $(ARGS)
@@ -60,6 +62,12 @@ bench-gemm: $(ENV)
 
 bench-backend: $(ENV)
 	$(PY) benchmarks/backend.py $(ARGS)
+
+bench-la: $(ENV)
+	$(PY) benchmarks/linear_attention.py $(ARGS)
+
+sanitize-la: $(ENV)
+	$(PY) plugins/linear_attention/tests/sanitize.py $(ARGS)
 
 lint: $(ENV)
 	$(PY) -m ruff check .

@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 import linear_attention as la
 from la_cases import kernels, large, on_device, properties
 from la_cases.cases import CASES, named
-from la_cases.running import check, expected, outputs
+from la_cases.running import check, expected, graph_of, outputs
+from linear_attention import lowering
 
 both = pytest.mark.parametrize("op", ["gdn", "kda"])
 COMPARED = [
@@ -48,6 +49,15 @@ def test_every_case_is_taken_or_declined():
     assert all(kernels.declined(case) for case in kernels.UNSUPPORTED)
     names = [case.name for case in (*CASES, *large.LARGE)]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in (*CASES, *large.LARGE, *kernels.UNSUPPORTED) if not c.decodes], ids=lambda c: c.name
+)
+def test_the_lowering_of_a_prefill_takes_and_declines_the_same(case):
+    lower = lowering.lower_gdn if case.op == "gdn" else lowering.lower_kda
+    lowered = lower(graph_of(case)[0].freeze("cuda"))
+    assert {decline.code for decline in lowered.declines} == {kernels.declined(case)} - {""}
 
 
 @both
