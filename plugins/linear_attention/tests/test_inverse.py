@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("cutlass.cute", reason="needs nvidia-cutlass-dsl")
 
 import cuda.bindings.driver as cuda
+import cutlass
 import ptx_emulator
 from cutlass import Float32, Int64, cute
 from cutlass.cute import runtime
@@ -54,9 +55,9 @@ class Inverses:
     def put(self, n, matrix, scratch, lane, warp):
         for row in range(4):
             if warp == row:
-                for column in range(row + 1):
+                for column in cutlass.range_constexpr(row + 1):
                     values = [n[matrix, 16 * row + i, 16 * column + j] for i, j in fragment(lane)]
-                    if column < row:
+                    if cutlass.const_expr(column < row):
                         inverse.put_block(scratch, row, column, values, lane)
                     else:
                         inverse.put_diagonal(scratch, row, values, lane)

@@ -11,19 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Float32, Int32, Numeric, Uint32
+import cutlass
+from cutlass import Boolean, Float32, Int32, Numeric, Uint32, cute
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
 __all__ = [
     "asm",
+    "chosen",
     "exp2",
+    "joined",
     "load_matrices",
     "load_words",
     "log2",
     "mma",
     "pack",
     "rsqrt",
+    "shuffled",
     "split",
     "store_matrices",
     "store_words",
@@ -120,6 +124,16 @@ def joined(first: Uint32, rest: Uint32) -> tuple[Float32, Float32]:
 
 def _float(bits: Uint32) -> Float32:
     return Float32(llvm.bitcast(Float32.mlir_type, bits.ir_value()))
+
+
+def chosen(condition: Boolean, a: Any, b: Any) -> Any:
+    """``a`` where the condition holds, else ``b``: NaN in the other one does no harm."""
+    return cutlass.select_(condition, a, b)
+
+
+def shuffled(value: Any, lane: Any) -> Any:
+    """The value of lane ``lane``."""
+    return cute.arch.shuffle_sync(value, lane)
 
 
 def exp2(x: Float32) -> Float32:

@@ -1,0 +1,289 @@
+"""The prepare stage of GDN in the emulator: T, P and the vectors of chunks against numpy in fp64."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cutlass.cute", reason="needs nvidia-cutlass-dsl")
+
+import cuda.bindings.driver as cuda
+import cutlass
+import ptx_emulator
+import torch
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.cute import runtime
+from cutlass.memory import SmemAllocator
+from linear_attention.kernels import tiles
+from linear_attention.kernels import warp as w
+from linear_attention.kernels.arguments import ELEMENTS
+from linear_attention.kernels.prepare_gdn import VECTORS, PrepareGdn
+from linear_attention.problem import Problem
+
+from cudnn_core import HostBlock
+
+CHUNK, LINE, TILE = 64, 128, 8192
+OUT = 3 * TILE  # of a chunk: T, P, vectors
+CHUNKS = 3  # of a CTA, one after the other on the same scratch without a meeting in between
+HEADS, HEAD = 3, 1
+TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+UNIT = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # half of the last place of values from 1/2 on
+
+
+class Harness:
+    """Chunk i of a launch: K, Q [chunks, 64, key], g, beta [chunks * 64, HEADS], valid [chunks] -> out [chunks, OUT bytes]."""
+
+    def __init__(self, problem):
+        self.problem, self.stage = problem, PrepareGdn(problem)
+        self.panels = problem.key // 64
+
+    @cute.jit
+    def host(self, words: Int64, stream: cuda.CUstream):
+        p = self.problem
+        block = cute.make_tensor(
+            cute.make_ptr(Int64, words, cute.AddressSpace.generic, assumed_align=8), cute.make_layout(9)
+        )
+        chunks = Int32(block[8])
+
+        def tensor(index, dtype, *shape):
+            pointer = cute.make_ptr(dtype, block[index], cute.AddressSpace.gmem, assumed_align=16)
+            return cute.make_tensor(pointer, cute.make_layout(shape, stride=(*shape[1:], 1)))
+
+        self.kernel(
+            *(tensor(i, cutlass.Uint32, 3 * CHUNKS * 64, p.key // 2) for i in range(2)),
+            tensor(2, ELEMENTS[p.gate_dtype], 3 * CHUNKS * 64, HEADS),
+            tensor(3, ELEMENTS[p.beta_dtype], 3 * CHUNKS * 64, HEADS),
+            tensor(4, Int32, 3 * CHUNKS),
+            tensor(5, Float32, HEADS),
+            tensor(6, Float32, HEADS),
+            tensor(7, cutlass.Uint32, 3 * CHUNKS, OUT // 4),
+        ).launch(grid=[chunks // CHUNKS, 1, 1], block=[128, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, k: cute.Tensor, q: cute.Tensor, g: cute.Tensor, beta: cute.Tensor, valid: cute.Tensor,
+               a_log: cute.Tensor, bias: cute.Tensor, out: cute.Tensor):  # fmt: skip
+        thread, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+        p, stage, tile = self.problem, self.stage, TILE * self.panels
+        size = CHUNKS * (2 * tile + OUT) + stage.scratch_bytes
+        smem = SmemAllocator().allocate(size, 1024).toint()
+        results = smem + CHUNKS * 2 * tile
+        scratch = results + CHUNKS * OUT
+        words = p.key // 2
+        for at in cutlass.range(thread, CHUNKS * 64 * words, 128):
+            row, word = at // words, at % words
+            chunk, line = row // 64, row % 64
+            byte = line * LINE + (word * 4) % LINE
+            place = smem + chunk * 2 * tile + word * 4 // LINE * TILE + (byte ^ ((byte >> 3) & 0x70))
+            w.store_words(place, [k[cta * CHUNKS * 64 + row, word]])
+            w.store_words(place + tile, [q[cta * CHUNKS * 64 + row, word]])
+        tiles.fence_shared()
+        cute.arch.sync_threads()
+        args = SimpleNamespace(g=g, beta=beta, a_log=a_log, dt_bias=bias)
+        parameters = stage.parameters(args, HEAD)
+        for chunk in cutlass.range(CHUNKS, unroll=1):
+            number = cta * CHUNKS + chunk
+            inside = valid[number]
+            gates = self.stage.gates(args, Int32(HEAD), number * 64, inside, thread)
+            place, result = smem + chunk * 2 * tile, results + chunk * OUT
+            self.stage.run(
+                place, place + tile, result, result + TILE, result + 2 * TILE, scratch, *gates, *parameters, inside,
+                thread, 2,
+            )  # fmt: skip
+        cute.arch.sync_threads()
+        for at in cutlass.range(thread, CHUNKS * OUT // 4, 128):
+            if at % (OUT // 4) < (2 * TILE + VECTORS["decay"] + 4) // 4:
+                out[cta * CHUNKS + at // (OUT // 4), at % (OUT // 4)] = w.load_words(
+                    results + at * 4, 1, cutlass.Uint32
+                )[0]
+
+
+@functools.cache
+def compiled(problem):
+    with tempfile.TemporaryDirectory() as folder:
+        options = f"--gpu-arch sm_90a --keep-ptx --keep-cubin --enable-tvm-ffi --dump-dir {folder}"
+        return cute.compile(Harness(problem).host, Int64(0), runtime.make_fake_stream(), options=options)
+
+
+class Chunk:
+    """One chunk's input in fp64, rounded to the problem's types, NaN in the tokens from ``valid`` on."""
+
+    def __init__(self, problem, valid=64, *, spread=30.0, norm=1.0, g=-0.1, beta=None, seed=0):
+        rng = np.random.default_rng(seed)
+        k = rng.standard_normal((1, problem.key)) + spread * rng.standard_normal((CHUNK, problem.key))
+        q = rng.standard_normal((CHUNK, problem.key))
+        k, q = (x * norm / np.linalg.norm(x, axis=1, keepdims=True) for x in (k, q))
+        beta = rng.uniform(0, 1, CHUNK) if beta is None else np.broadcast_to(beta, CHUNK)
+        g = g(rng) if callable(g) else np.broadcast_to(g, CHUNK)
+        kinds = (problem.io, problem.io, problem.gate_dtype, problem.beta_dtype)
+        self.valid = valid
+        self.held = [torch.tensor(np.array(x)).to(TORCH[kind]) for x, kind in zip((k, q, g, beta), kinds, strict=True)]
+        for x in self.held:
+            x[valid:] = torch.nan
+        self.k, self.q, self.g, self.beta = (x[:valid].double().numpy() for x in self.held)
+
+
+A_LOG, BIAS = 0.3, -0.2
+
+
+def expected(problem, chunk):
+    """T, P, a, c, d, decay by name, of the valid tokens; and the size that errors of a matrix' rows are relative to."""
+    g = chunk.g
+    if problem.domain == "linear":
+        g = np.log(np.clip(g, np.float32(1e-10), 1))
+    elif problem.safe == "softplus":
+        g = -np.exp(A_LOG) * np.logaddexp(g + BIAS, 0)
+    beta = 2 / (1 + np.exp(-chunk.beta)) if problem.neg_eigval else chunk.beta
+    nk, nq = (1 / np.sqrt((x**2).sum(1) + 1e-6) if problem.l2norm else np.ones(len(x)) for x in (chunk.k, chunk.q))
+    total = np.cumsum(g)
+    # Exact differences: those of large sums have lost their digits in fp64, too.
+    apart = np.array([[g[j + 1 : i + 1].sum() for j in range(len(g))] for i in range(len(g))])
+    decay = np.tril(np.exp(np.minimum(apart, 0)))
+    scores = chunk.k @ chunk.k.T
+    inverse = np.linalg.inv(np.eye(len(g)) + np.tril(beta[:, None] * nk[:, None] * nk * scores, -1))
+    return {
+        "-g": -g,
+        "T": decay * inverse * beta,
+        "P": decay * problem.scale * nq[:, None] * nk * (chunk.q @ chunk.k.T),
+        "a": np.exp(total) * nk,
+        "c": np.exp(total[-1] - total) * nk,
+        "d": np.exp(total) * problem.scale * nq,
+        "decay": np.exp(total[-1:]),
+    }
+
+
+def prepared(problem, chunks, **options):
+    """What the kernel makes of the chunks, by name."""
+    count = -(-len(chunks) // CHUNKS) * CHUNKS
+    padded = [*chunks, *[chunks[-1]] * (count - len(chunks))]
+    k, q = (torch.cat([chunk.held[i] for chunk in padded]).contiguous() for i in range(2))
+    g, beta = (torch.full((count * 64, HEADS), torch.nan, dtype=chunks[0].held[i].dtype) for i in (2, 3))
+    for i, x in ((2, g), (3, beta)):
+        x[:, HEAD] = torch.cat([chunk.held[i] for chunk in padded])
+    valid = np.array([chunk.valid for chunk in padded], np.int32)
+    a_log, bias = (np.full(HEADS, np.nan, np.float32) for _ in range(2))
+    a_log[HEAD], bias[HEAD] = A_LOG, BIAS
+    out = np.zeros((count, OUT), np.uint8)
+    arrays = [k, q, g, beta, valid, a_log, bias, out]
+    addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x.ctypes.data for x in arrays]
+    block = HostBlock(np.array([*addresses, count], np.int64).tobytes(), tuple(range(0, 64, 8)), ())
+    ptx_emulator.launch(compiled(problem), block, None, buffers=arrays, check="raise", **options)
+    found = []
+    for bytes_ in out[: len(chunks)]:
+        one = {}
+        for i, name in enumerate("TP"):
+            lines = bytes_[i * TILE : (i + 1) * TILE].reshape(CHUNK, 8, 16)
+            lines = np.stack([line[np.arange(8) ^ (row % 8)] for row, line in enumerate(lines)])
+            one[name] = torch.from_numpy(lines.copy()).view(TORCH[problem.io]).reshape(CHUNK, CHUNK).double().numpy()
+        vectors = bytes_[2 * TILE :].view(np.float32)
+        for name, at in VECTORS.items():
+            one[name] = vectors[at // 4 :][: 1 if name == "decay" else CHUNK].astype(np.float64)
+        found.append(one)
+    return found
+
+
+def check(problem, chunks, **options):
+    """Every output, 0 where it has to be 0. Errors of T and P: rounding to the io type, and 1e-4 of the row for the inverse. Of all of
+    them: what sums of log decays lose, which count as at least -128 to base 2."""
+    for number, (chunk, found) in enumerate(zip(chunks, prepared(problem, chunks, **options), strict=True)):
+        want, held = expected(problem, chunk), found
+        lost = 2.0**-22 * np.minimum(want.pop("-g"), 128 * np.log(2)).sum() + 1e-6
+        for name, exact in want.items():
+            got, valid = held[name], chunk.valid
+            size = abs(exact)
+            if name in "TP":
+                assert (got[valid:] == 0).all(), (number, name)
+                assert (got[:, valid:] == 0).all(), (number, name)
+                assert (np.triu(got, 1) == 0).all(), (number, name)
+                got = got[:valid, :valid]
+                bound = (2.1 * UNIT[problem.io] + lost) * size + 1e-4 * size.max(1, keepdims=True) + 1e-7
+            else:
+                assert (got[valid:] == 0).all(), (number, name)
+                got = got[:valid]
+                bound = lost * size + 1e-30
+            worst = (abs(got - exact) / bound).max()  # NaN is not below 1
+            assert worst <= 1, (number, name, worst)
+
+
+def problem(key=64, io="bfloat16", **options):
+    return Problem("gdn", io, 1, 1, 1, key, 64, scale=0.125, **options)
+
+
+def spiked(rng):
+    """One reset of the state among weak gates."""
+    g = np.full(CHUNK, -1e-3)
+    g[20] = -1e4
+    return g
+
+
+def mixed(rng):
+    """Decays of all sizes, resets too."""
+    return -np.exp(rng.uniform(-9, 6, CHUNK))
+
+
+def test_gates_of_all_sizes_and_partial_chunks():
+    p = problem()
+    gates = [-20.0, 0.0, -1e-3, -1e4, -np.inf, spiked, mixed]
+    chunks = [
+        Chunk(p, valid, g=g, seed=i) for i, (valid, g) in enumerate(zip([64, 1, 17, 63, 2, 64, 64], gates, strict=True))
+    ]
+    check(p, chunks)
+
+
+def test_correlated_keys():
+    p = problem(128, "float16")
+    spreads = [(0.0, 0.999), (0.001, 0.999), (0.01, 1.0), (0.1, 0.999), (1.0, 0.5), (30.0, 1.0)]
+    check(p, [Chunk(p, spread=spread, beta=beta, g=-1e-3, seed=i) for i, (spread, beta) in enumerate(spreads)])
+
+
+def test_l2norm_logits_and_head_parameters():
+    p = problem(
+        128, gate_dtype="bfloat16", beta_dtype="bfloat16", l2norm=True, beta_sigmoid=True, neg_eigval=True,
+        safe="softplus", a_log_dtype="float32", bias_dtype="float32",
+    )  # fmt: skip
+
+    def normal(rng):
+        return rng.standard_normal(CHUNK)
+
+    chunks = [Chunk(p, valid, norm=norm, g=normal, beta=np.linspace(-2, 2, CHUNK), seed=i)
+              for i, (valid, norm) in enumerate([(64, 12.0), (33, 1.0), (63, 0.02)])]  # fmt: skip
+    chunks[0].held[0][5] = chunks[0].held[1][7] = 0  # rows of zeros have no direction
+    chunks[0].k[5] = chunks[0].q[7] = 0
+    check(p, chunks)
+
+
+def test_keys_of_any_length_give_finite_matrices():
+    p = problem(io="float16")
+    chunks = [Chunk(p, norm=norm, beta=0.01, seed=i) for i, norm in enumerate([3.0, 10.0])]
+    chunks.append(Chunk(p, norm=100.0, beta=1e-4, seed=3))
+    check(p, chunks)
+
+
+@pytest.mark.parametrize("schedule", ["random", "late"])
+def test_order_of_warps_does_not_matter(schedule):
+    p = problem()
+    check(p, [Chunk(p), Chunk(p, 17, seed=1), Chunk(p, spread=0.01, beta=0.999, seed=2)], schedule=schedule, seed=7)
+
+
+@pytest.mark.L2
+@pytest.mark.parametrize("io", ["bfloat16", "float16"])
+@pytest.mark.parametrize("key", [64, 128])
+@pytest.mark.parametrize("l2norm", [False, True])
+def test_sizes_types_and_norms(io, key, l2norm):
+    p = problem(key, io, l2norm=l2norm, gate_dtype=io, beta_dtype=io)
+    chunks = [
+        Chunk(p, valid, spread=spread, g=g, norm=5.0 if l2norm else 1.0, seed=100 + i)
+        for i, (valid, spread, g) in enumerate(
+            [(64, 30.0, mixed), (63, 0.01, -0.01), (1, 30.0, -1.0), (16, 0.1, -0.5), (17, 1.0, spiked), (48, 30.0, 0.0)]
+        )
+    ]
+    check(p, chunks, schedule="random", seed=3)
+
+
+@pytest.mark.L2
+def test_gates_in_the_linear_domain():
+    p = problem(domain="linear", gate_dtype="float16")
+    check(p, [Chunk(p, g=lambda rng: rng.uniform(0, 1, CHUNK)), Chunk(p, g=0.0), Chunk(p, 40, g=1.0)])
