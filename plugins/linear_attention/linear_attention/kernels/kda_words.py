@@ -1,0 +1,131 @@
+"""What KDA's prepare stage does with registers and shared memory: pairs of 16-bit values, rows of tiles, mma.sync.
+
+A word is an Int32 of two io values, the lower one first. Tiles are those of ``records``. Imported by ``diagonal`` and ``prepare_kda``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, Int64
+from cutlass._mlir.dialects import llvm
+
+from .tiles import assembly, packed
+
+__all__ = [
+    "as_float",
+    "load_columns", "load_floats", "load_rows", "load_words", "multiply_add", "pack", "read_global", "scaled", "select",
+    "store_floats", "store_words",
+]  # fmt: skip
+
+_SHORT = {"bfloat16": "bf16", "float16": "f16"}
+_UNPACK = {
+    "bfloat16": ".reg .b32 l, h; shl.b32 l, $i0, 16; and.b32 h, $i0, -65536; mov.b32 x, l; mov.b32 y, h;",
+    "float16": ".reg .b16 l, h; mov.b32 {l, h}, $i0; cvt.f32.f16 x, l; cvt.f32.f16 y, h;",
+}
+
+
+def scaled(io: str, word: Int32, low: Float32, high: Float32) -> Int32:
+    """Both values times their factors in float32, rounded once."""
+    text = f"{{ .reg .f32 x, y; {_UNPACK[io]} mul.f32 x, x, $i1; mul.f32 y, y, $i2; cvt.rn.{_SHORT[io]}x2.f32 $r0, y, x; }}"
+    found: Int32 = assembly(text, [Int32], inputs=[word, low, high], volatile=False)[0]
+    return found
+
+
+def as_float(word: Int32) -> Float32:
+    """A word's bits as a float32."""
+    return Float32(llvm.bitcast(Float32.mlir_type, word.ir_value()))
+
+
+def pack(io: str, low: Float32, high: Float32) -> Int32:
+    """Two values rounded to io."""
+    found: Int32 = packed(io, [low, high])[0]
+    return found
+
+
+def select(condition: Any, yes: Any, no: Any) -> Any:
+    """``yes`` where the condition holds; of its type."""
+    return type(yes)(cutlass.select_(condition, yes, no))
+
+
+def read_global(address: Int64, words: int, present: Boolean) -> list[Int32]:
+    """``words`` (1, 2 or 4) words in one access, zeros if not ``present``: nothing is read then."""
+    held = [f"t{i}" for i in range(words)]
+    target = f"{{{', '.join(held)}}}" if words > 1 else held[0]
+    kind = f".v{words}.b32" if words > 1 else ".b32"
+    lines = [
+        f".reg .b32 {', '.join(held)}; .reg .pred p; setp.ne.b32 p, $i1, 0;",
+        *(f"mov.b32 {name}, 0;" for name in held),
+        f"@p ld.global.nc{kind} {target}, [$i0];",
+        *(f"mov.b32 $r{i}, {name};" for i, name in enumerate(held)),
+    ]
+    return assembly("{ " + " ".join(lines) + " }", [Int32] * words, inputs=[address, Int32(present)], memory=True)
+
+
+def _load(kind: Any, suffix: str, address: Int32, count: int) -> list[Any]:
+    target = ", ".join(f"$r{i}" for i in range(count))
+    vector, target = (f".v{count}", f"{{{target}}}") if count > 1 else ("", target)
+    return assembly(f"ld.shared{vector}.{suffix} {target}, [$i0];", [kind] * count, inputs=[address], memory=True)
+
+
+def load_floats(address: Int32, count: int) -> list[Float32]:
+    """1, 2 or 4 float32 of shared memory in one access."""
+    return _load(Float32, "f32", address, count)
+
+
+def load_words(address: Int32, count: int) -> list[Int32]:
+    """1, 2 or 4 words of shared memory in one access."""
+    return _load(Int32, "b32", address, count)
+
+
+def _store(suffix: str, address: Int32, values: Sequence[Any]) -> None:
+    source = ", ".join(f"$i{i + 1}" for i in range(len(values)))
+    vector, source = (f".v{len(values)}", f"{{{source}}}") if len(values) > 1 else ("", source)
+    assembly(f"st.shared{vector}.{suffix} [$i0], {source};", inputs=[address, *values], memory=True)
+
+
+def store_floats(address: Int32, values: Sequence[Float32]) -> None:
+    """1, 2 or 4 float32 to shared memory in one access."""
+    _store("f32", address, values)
+
+
+def store_words(address: Int32, words: Sequence[Int32]) -> None:
+    """1, 2 or 4 words to shared memory in one access."""
+    _store("b32", address, words)
+
+
+def _load_matrices(address: Int32) -> list[Int32]:
+    text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$r0, $r1, $r2, $r3}, [$i0];"
+    return assembly(text, [Int32] * 4, inputs=[address], memory=True)
+
+
+def _step(address: Int32, step: int, panel: int) -> Int32:
+    """``address`` of the first 16 channels of a line, moved to 16-channel step ``step``: pieces are XORed within a panel."""
+    inner, outer = (step % 4) << 5, step // 4 * panel
+    moved = address ^ Int32(inner) if inner else address
+    return moved + Int32(outer) if outer else moved
+
+
+def load_rows(address: Int32, step: int, panel: int) -> list[Int32]:
+    """The A fragment (m16 k16) of 8 rows of one tile on 8 rows of another, channels 16 step and on.
+
+    Lane l has the address of line l % 8 of tile (l / 8) % 2, piece l / 16, of step 0.
+    """
+    return _load_matrices(_step(address, step, panel))
+
+
+def load_columns(address: Int32, step: int, panel: int) -> list[Int32]:
+    """B fragments (k16 n8): of steps ``step`` and ``step`` + 1 (even), or of two blocks of columns, as lanes' addresses have it."""
+    return _load_matrices(_step(address, step, panel))
+
+
+def multiply_add(io: str, sums: Sequence[Float32], a: Sequence[Int32], b: Sequence[Int32]) -> list[Float32]:
+    """mma.sync m16n8k16."""
+    kind = _SHORT[io]
+    text = (
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$r0, $r1, $r2, $r3}}, "
+        "{$i0, $i1, $i2, $i3}, {$i4, $i5}, {$r0, $r1, $r2, $r3};"
+    )
+    return assembly(text, [Float32] * 4, list(sums), [*a, *b], volatile=False)
