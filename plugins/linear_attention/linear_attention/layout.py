@@ -1,6 +1,6 @@
-"""Shared memory and workspace of the prefill kernels: every byte's place, stated once. Imports no DSL.
+"""Shared memory of the prefill kernels: every byte's place, stated once. Imports no DSL.
 
-Imported by ``plan``, which sizes the workspace, and by the kernels. Tiles are of 64 tokens (or rows); lines of 128 bytes in the
+Imported by the kernels and by ``engines``. Tiles are of 64 tokens (or rows); lines of 128 bytes in the
 128-byte swizzle, so that one tile is a K-major operand of the matrix unit and, read across, an MN-major one.
 """
 
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from .problem import CHUNK, SLAB, Problem
 
-__all__ = [
-    "PANEL_BYTES", "SHARED_LIMIT", "PrefillLayout", "plan_layout", "record_bytes", "record_slots", "summary_bytes",
-]  # fmt: skip
+__all__ = ["PANEL_BYTES", "SHARED_LIMIT", "PrefillLayout", "plan_layout"]
 
 SHARED_LIMIT = 232448
 """Bytes of shared memory that a CTA of sm_90 can have."""
@@ -22,94 +20,68 @@ PANEL_BYTES = CHUNK * LINE
 ALIGNMENT = 1024  # of a tile in the 128-byte swizzle
 BARRIER_BYTES = 1024
 VECTOR_BYTES = 1024  # a[64], c[64], d[64] and the decays, float32
-GDN_SCRATCH_BYTES = 16384  # at most, of one prepare warpgroup
+GDN_SCRATCH_BYTES = 11264  # at most, of a prepare warpgroup
 MOST_STAGES = 4
 
 
 @dataclass(frozen=True)
-class PrefillLayout:
-    """Of a CTA, which keeps 64 rows of a head's state.
+class Ring:
+    """``count`` places of ``size`` bytes each in shared memory, from ``start`` on."""
 
-    prepared    operand tiles and T, P come from the workspace; else warpgroups of the CTA make T and P from K and Q
-    threads     of a CTA
-    stages      ring of loads: each K, Q (prepared: K-, too) and a slab of V
-    q, keys, v  byte offsets in a stage; K is at 0, ``keys`` is the tile that updates the state
-    slots       ring of T, P and vectors, each ``slot_bytes``
-    staged      ring of slabs of O on their way out
-    scratch     of the prepare warpgroups, ``scratch_bytes`` each
-    Offsets of the rings are from the start of shared memory, where the barriers are.
+    start: int
+    count: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count * self.size
+
+
+@dataclass(frozen=True)
+class PrefillLayout:
+    """Of a CTA, which keeps 64 rows of a head's state. Barriers are at byte 0.
+
+    prepared   operand tiles and T, P come from the workspace; else warpgroups of the CTA make T and P from K and Q
+    threads    of a CTA
+    operands   K at 0, Q at ``q``, and at ``keys`` what updates the state: K- (prepared) or K again
+    values     slabs of V
+    matrices   T, P, then the vectors of a chunk
+    staging    slabs of O on their way out
+    scratch    of the prepare warpgroups
     """
 
     prepared: bool
     threads: int
-    stages: int
-    stage_bytes: int
+    operands: Ring
     q: int
     keys: int
-    v: int
-    ring: int
-    slots: int
-    slot_bytes: int
-    slot_ring: int
-    staged: int
-    staging: int
-    scratch: int
-    scratch_bytes: int
-    shared_bytes: int
+    values: Ring
+    matrices: Ring
+    staging: Ring
+    scratch: Ring
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.scratch.stop
 
 
 def plan_layout(problem: Problem) -> PrefillLayout:
-    """The layout of a problem's prefill, with as many stages as fit."""
+    """The layout of a problem's prefill, with as many stages of operands as fit.
+
+    A prepare warpgroup has K and Q four chunks ahead of the state, and its T and P wait for the state in three places.
+    """
     prepared = problem.variant == "kda"
     tile = problem.key * LINE
-    keys = 2 * tile if prepared else 0
-    v = (3 if prepared else 2) * tile
-    stage = v + PANEL_BYTES
-    slots, slot = 2, 2 * PANEL_BYTES + VECTOR_BYTES
-    staged = 2
-    scratch = 0 if prepared else GDN_SCRATCH_BYTES
-    rest = BARRIER_BYTES + slots * slot + staged * PANEL_BYTES + 2 * scratch
-    stages = min(MOST_STAGES, (SHARED_LIMIT - rest) // stage)
-    slot_ring = BARRIER_BYTES + stages * stage
-    staging = slot_ring + slots * slot
-    scratch_at = staging + staged * PANEL_BYTES
-    return PrefillLayout(
-        prepared=prepared,
-        threads=256 if prepared else 512,
-        stages=stages,
-        stage_bytes=stage,
-        q=tile,
-        keys=keys,
-        v=v,
-        ring=BARRIER_BYTES,
-        slots=slots,
-        slot_bytes=slot,
-        slot_ring=slot_ring,
-        staged=staged,
-        staging=staging,
-        scratch=scratch_at,
-        scratch_bytes=scratch,
-        shared_bytes=scratch_at + 2 * scratch,
-    )
-
-
-def record_bytes(problem: Problem) -> int:
-    """Of a chunk of a head in the workspace of a prepared problem: K~, Q~, K- , T, P as they lie in shared memory, decay [K] float32."""
-    return _align(3 * problem.key * LINE + 2 * PANEL_BYTES + 4 * problem.key)
-
-
-def record_slots(tokens: int, sequences: int) -> int:
-    """Chunk slots of a batch. Chunk c of sequence n has slot start_n // 64 + n + c, its record is slot * HO + head."""
-    return tokens // CHUNK + sequences + 1
-
-
-def summary_bytes(problem: Problem, sequences: int, segments: int) -> int:
-    """Of the states of all segments: [sequence, head, segment, V + K, K] float32; see ``kernels.prefill``."""
-    return sequences * problem.heads * segments * (problem.value + problem.key) * problem.key * 4
-
-
-def _align(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    values, matrices, staging = (2, PANEL_BYTES), (3, 2 * PANEL_BYTES + VECTOR_BYTES), (1, PANEL_BYTES)
+    scratch = (0, 0) if prepared else (2, GDN_SCRATCH_BYTES)
+    stage = (3 if prepared else 2) * tile
+    rest = BARRIER_BYTES + sum(count * size for count, size in (values, matrices, staging, scratch))
+    rings, at = [], BARRIER_BYTES
+    for count, size in ((min(MOST_STAGES, (SHARED_LIMIT - rest) // stage), stage), values, matrices, staging, scratch):
+        rings.append(Ring(at, count, size))
+        at = rings[-1].stop
+    operands, *others = rings
+    return PrefillLayout(prepared, 256 if prepared else 512, operands, tile, 2 * tile if prepared else 0, *others)
 
 
 assert SLAB * 2 == LINE

@@ -14,7 +14,9 @@ from _blocks import Compiled
 from cutlass import Int64, cute
 from la_cases import recurrence
 from linear_attention.kernels.arguments import unpack
-from linear_attention.layout import plan_layout, record_bytes, record_slots, summary_bytes
+from linear_attention.layout import plan_layout
+from linear_attention.records import record_bytes, record_slots
+from linear_attention.segments import summary_bytes, workspace_offsets
 
 CHUNK = 64
 TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -151,11 +153,7 @@ class Host:
 
     @cute.jit
     def host(self, words: Int64, stream: cuda.CUstream):
-        args = unpack(self.problem, words)
-        slots = args.tokens // CHUNK + args.sequences + 1
-        records = args.workspace.toint()
-        summaries = records + Int64(slots * self.problem.heads) * record_bytes(self.problem)
-        self.kernel.launch(args, stream, records, summaries)
+        self.kernel.launch(unpack(self.problem, words), stream)
 
 
 @functools.cache
@@ -169,19 +167,22 @@ def run(case, *, summary=False, segments=1, workspace=None, prepare=None, **opti
     if workspace is None:
         workspace = new_workspace(case, segments)
     written = [] if p.overwrite or p.pooled else [case.arrays[name] for name in ("final_state",) if name in case.arrays]
+    offset = workspace_offsets(p, case.sizes["tokens"], len(case.lengths))[1]
     report, _ = compiled(p, summary, prepare).run(
-        {**case.sizes, "segments": segments}, {**case.arrays, "workspace": workspace}, written,
-        **{"schedule": "late", "strict": True, **options},
+        {**case.sizes, "segments": segments},
+        {**case.arrays, "workspace": workspace[:offset], "summaries": workspace[offset:]},
+        written, **{"schedule": "late", "strict": True, **options},
     )  # fmt: skip
     return report
 
 
 def new_workspace(case, segments=1):
+    """KDA's records, then summaries, which hold NaN."""
     p = case.problem
-    memory = records(case) if p.variant == "kda" else np.full(
-        record_slots(case.sizes["tokens"], len(case.lengths)) * p.heads * record_bytes(p), 0xFF, np.uint8
-    )
-    return np.concatenate([memory, np.full(summary_bytes(p, len(case.lengths), segments), 0xFF, np.uint8)])
+    parts = [records(case)] if p.variant == "kda" else [np.zeros(0, np.uint8)]
+    offset = workspace_offsets(p, case.sizes["tokens"], len(case.lengths))[1]
+    rest = offset - len(parts[0]) + max(256, summary_bytes(p, len(case.lengths), segments))
+    return np.concatenate([*parts, np.full(rest, 0xFF, np.uint8)])
 
 
 def error(found, want):

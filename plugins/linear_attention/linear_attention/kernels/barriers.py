@@ -1,27 +1,44 @@
-"""The mbarriers of a prefill CTA. Imported by ``prefill`` and its warp roles.
+"""The mbarriers of a prefill CTA and the positions in its rings. Imported by ``prefill`` and its warp roles.
 
-    full[stages]   a stage's tiles lie in shared memory [1: its loader]
-    empty[stages]  they have been read [warps of the state and, fused, of the prepare warpgroup whose chunk it is]
-    ready[slots]   T, P and the vectors of a chunk lie in their slot [fused: the warps of a prepare warpgroup; prepared: 1, the loader]
-    free[slots]    they have been read [warps of the state]
-    staged[2]      a slab of O lies in its place [warps of the state]
-    stored[2]      it has been read [1: the output warp]
-    tail           the last, partial chunk's loads, before its rows past the end are cleared [1]
+    full, empty           of an operand stage: its tiles lie in shared memory [1: the loader]; they have been read [warps of the state
+                          and, fused, of the prepare warpgroup whose chunk it is]
+    values, values_read   of a slab of V: likewise [1: its loader; warps of the state]
+    ready, free           of T, P and the vectors: they lie in their place [fused: the warps of a prepare warpgroup; prepared: 1, the
+                          loader]; they have been read [warps of the state]
+    staged, stored        of a slab of O: it lies in its place [warps of the state]; it has been read [1: the output warp]
+    tail[2]               the loads of a last, partial chunk, before its rows past the end are cleared: operands, values [1]
 
 The counts in brackets are arrivals of a phase.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from cutlass import Int64, cute
+import cutlass
+from cutlass import Int32, Int64, cute
 
 from ..layout import BARRIER_BYTES, PrefillLayout
 
-__all__ = ["Barriers"]
+__all__ = ["Barriers", "Place", "advanced"]
 
 _WARPS = 4  # of a warpgroup
+
+
+class Place(NamedTuple):
+    """A place in a ring, and the parity of the phase in which it is filled."""
+
+    index: Int32
+    phase: Int32
+
+
+def advanced(place: Place, count: int, steps: int = 1) -> Place:
+    """``place`` moved on in a ring of ``count``, by at most ``count`` steps."""
+    if count == 1:
+        return Place(place.index, place.phase ^ (steps & 1))
+    index = place.index + steps
+    over = index >= count
+    return Place(cutlass.select_(over, index - count, index), place.phase ^ cutlass.select_(over, Int32(1), Int32(0)))
 
 
 class Barriers:
@@ -29,14 +46,19 @@ class Barriers:
 
     def __init__(self, layout: PrefillLayout) -> None:
         readers = _WARPS if layout.prepared else 2 * _WARPS
+        stages, values, matrices, staging = (
+            ring.count for ring in (layout.operands, layout.values, layout.matrices, layout.staging)
+        )
         rows = {
-            "tail": (1, 1),
-            "full": (layout.stages, 1),
-            "empty": (layout.stages, readers),
-            "ready": (layout.slots, 1 if layout.prepared else _WARPS),
-            "free": (layout.slots, _WARPS),
-            "staged": (layout.staged, _WARPS),
-            "stored": (layout.staged, 1),
+            "tail": (2, 1),
+            "full": (stages, 1),
+            "empty": (stages, readers),
+            "values": (values, 1),
+            "values_read": (values, _WARPS),
+            "ready": (matrices, 1 if layout.prepared else _WARPS),
+            "free": (matrices, _WARPS),
+            "staged": (staging, _WARPS),
+            "stored": (staging, 1),
         }
         self.first: dict[str, int] = {}
         self.counts: list[int] = []

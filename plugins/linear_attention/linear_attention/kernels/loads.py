@@ -1,11 +1,11 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
-"""The loader warp of the prefill: operand tiles of one chunk after the other, from memory into the rings. Imported by ``prefill``.
+"""The loader warps of the prefill: operand tiles of one chunk after the other, from memory into the rings. Imported by ``prefill``.
 
-Fused: K, Q and a slab of V by TMA. Prepared: K~, Q~, K- and, into the other ring, T, P and the decays by bulk copies of their images in the
-workspace, V by TMA.
+One warp loads K and Q by TMA (fused), or K~, Q~, K- and, into their own ring, T, P and the decays by bulk copies of their images in the
+workspace (prepared). Another one loads slabs of V by TMA.
 
 A chunk of fewer than 64 tokens is followed in memory by other sequences' tokens, NaN for all one knows. Its loads report to a barrier of
-their own; the warp clears the rows of K and V that are not the sequence's, and then fills the stage itself. Rows of Q
+their own; the warp clears the rows of K and V that are not the sequence's, and then reports the stage full itself. Rows of Q
 that are not the sequence's give rows of O that nobody stores.
 """
 
@@ -14,13 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, Int64, cute
+from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from ..layout import LINE, PANEL_BYTES, PrefillLayout, record_bytes
+from ..layout import LINE, PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
+from ..records import record_layout
 from .arguments import ELEMENTS, Args
-from .barriers import Barriers
+from .barriers import Barriers, Place, advanced
 from .tiles import assembly, fence_shared
 from .work import Work
 
@@ -40,100 +41,113 @@ class Loader:
 
     def __init__(self, problem: Problem, layout: PrefillLayout) -> None:
         self.problem, self.layout = problem, layout
+        self.record = record_layout(problem)
         self.barriers = Barriers(layout)
-        self.full = self.barriers.first["full"] - self.barriers.first["tail"]
-        self.tile = problem.key * LINE
-        p = problem
-        # (port, heads, columns, offset in a stage)
-        self.tensors = [("k", p.heads_k, p.key, 0), ("q", p.heads_q, p.key, layout.q)]
-        if layout.prepared:
-            self.tensors = []
-        self.tensors.append(("v", p.heads_v, SLAB, layout.v))
 
     def atoms(self, args: Args) -> tuple[Any, ...]:
-        """TMA atoms and tensors. For host code."""
-        op = cpasync.CopyBulkTensorTileG2SOp()
-        made = []
-        for port, _, columns, _ in self.tensors:
-            tensor = cute.make_tensor(getattr(args, port).iterator, cute.select(getattr(args, port).layout, [0, 2, 1]))
-            made.append(
-                cpasync.make_tiled_tma_atom(op, tensor, tile_layout(self.problem.io, columns), (CHUNK, columns))
-            )
-        return tuple(tuple(pair) for pair in made)
+        """TMA atoms and tensors: of V, and of K and Q where they are read. For host code."""
+        names = ["v"] if self.layout.prepared else ["v", "k", "q"]
+        return tuple(self._atom(getattr(args, name), SLAB if name == "v" else self.problem.key) for name in names)
+
+    def _atom(self, tensor: cute.Tensor, columns: int) -> tuple[Any, Any]:
+        turned = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [0, 2, 1]))  # tokens, channels, heads
+        op, layout = cpasync.CopyBulkTensorTileG2SOp(), tile_layout(self.problem.io, columns)
+        atom, coordinates = cpasync.make_tiled_tma_atom(op, turned, layout, (CHUNK, columns))
+        return atom, coordinates
 
     @cute.jit
-    def run(self, smem: cute.Pointer, atoms: tuple, args: Args, work: Work, slab: Int32, records: Int64):
-        """All loads of the CTA. ``slab``: of V. ``records``: address of the workspace's records. By one warp."""
-        lane = cute.arch.lane_idx()
-        stage, phase = Int32(0), Int32(0)
-        record = records + Int64(work.slot * self.problem.heads + work.head) * record_bytes(self.problem)
+    def load_operands(self, smem: cute.Pointer, atoms: tuple, args: Args, work: Work):
+        """K and Q of all chunks of the CTA. By one warp."""
+        lane, p = cute.arch.lane_idx(), self.problem
+        ring, stage = self.layout.operands, Place(Int32(0), Int32(0))
+        k_head, q_head = work.head * p.heads_k // p.heads, work.head * p.heads_q // p.heads
         for chunk in cutlass.range(work.chunks, unroll=1):
-            self.barriers.wait(smem, "empty", stage, phase ^ 1)
-            partial = Boolean(chunk == work.chunks - 1) & Boolean(work.valid < CHUNK)
-            full = self.barriers.of(smem, "full", stage)
-            target = self.barriers.of(smem, "tail", cutlass.select_(partial, Int32(0), self.full + stage))
-            place = smem + (self.layout.ring + stage * self.layout.stage_bytes)
+            partial = (chunk == work.chunks - 1) & (work.valid < CHUNK)
+            place = smem + (ring.start + stage.index * ring.size)
+            self.barriers.wait(smem, "empty", stage.index, stage.phase ^ 1)
+            target = self.target(smem, "full", stage.index, 0, partial)
             if lane == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(target, self.layout.stage_bytes)
-            for (atom, tensor), (_, heads, columns, offset) in zip(atoms, self.tensors, strict=True):
-                self.load_tile(
-                    atom, tensor, place + offset, columns, work.first + chunk * CHUNK,
-                    slab if cutlass.const_expr(offset == self.layout.v) else Int32(0), work.head * heads // self.problem.heads, target,
-                )  # fmt: skip
-            if cutlass.const_expr(self.layout.prepared):
-                self.load_record(smem, record, place, target, chunk, lane)
-                record = record + Int64(self.problem.heads * record_bytes(self.problem))
+                cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size)
+            token = work.first + chunk * CHUNK
+            self.load_tile(atoms[1], place, p.key, token, Int32(0), k_head, target)
+            self.load_tile(atoms[2], place + self.layout.q, p.key, token, Int32(0), q_head, target)
             if partial:
-                self.barriers.wait(smem, "tail", 0, 0)
-                if cutlass.const_expr(not self.layout.prepared):
-                    self.clear(place.toint(), self.problem.key * LINE // PANEL_BYTES, work.valid, lane)
-                self.clear((place + self.layout.v).toint(), 1, work.valid, lane)
-                fence_shared()
-                cute.arch.sync_warp()
-                if lane == 0:
-                    cute.arch.mbarrier_arrive(full)
-            stage = stage + 1
-            if stage == self.layout.stages:
-                stage, phase = Int32(0), phase ^ 1
+                self.finish(smem, "full", stage.index, 0, place.toint(), p.key * 2 // LINE, work.valid, lane)
+            stage = advanced(stage, ring.count)
+
+    @cute.jit
+    def load_values(self, smem: cute.Pointer, atom: tuple, work: Work, slab: Int32):
+        """V of all chunks of the CTA. By one warp."""
+        lane, p = cute.arch.lane_idx(), self.problem
+        ring, stage = self.layout.values, Place(Int32(0), Int32(0))
+        head = work.head * p.heads_v // p.heads
+        for chunk in cutlass.range(work.chunks, unroll=1):
+            partial = (chunk == work.chunks - 1) & (work.valid < CHUNK)
+            place = smem + (ring.start + stage.index * ring.size)
+            self.barriers.wait(smem, "values_read", stage.index, stage.phase ^ 1)
+            target = self.target(smem, "values", stage.index, 1, partial)
+            if lane == 0:
+                cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size)
+            self.load_tile(atom, place, SLAB, work.first + chunk * CHUNK, slab, head, target)
+            if partial:
+                self.finish(smem, "values", stage.index, 1, place.toint(), 1, work.valid, lane)
+            stage = advanced(stage, ring.count)
+
+    @cute.jit
+    def load_records(self, smem: cute.Pointer, args: Args, work: Work):
+        """The prepared tiles of all chunks of the CTA. By one thread."""
+        operands, matrices, size = self.layout.operands, self.layout.matrices, self.record.size
+        stage, slot = Place(Int32(0), Int32(0)), Place(Int32(0), Int32(0))
+        record = args.workspace.toint() + (Int64(work.slot) * self.problem.heads + work.head) * size
+        split, stop = self.record.t, self.record.used
+        for _ in cutlass.range(work.chunks, unroll=1):
+            self.barriers.wait(smem, "empty", stage.index, stage.phase ^ 1)
+            full = self.barriers.of(smem, "full", stage.index)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, split)
+            bulk_load((smem + (operands.start + stage.index * operands.size)).toint(), record, split, full)
+            self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
+            ready = self.barriers.of(smem, "ready", slot.index)
+            cute.arch.mbarrier_arrive_and_expect_tx(ready, stop - split)
+            bulk_load(
+                (smem + (matrices.start + slot.index * matrices.size)).toint(), record + split, stop - split, ready
+            )  # fmt: skip
+            stage, slot = advanced(stage, operands.count), advanced(slot, matrices.count)
+            record = record + Int64(self.problem.heads * size)
+
+    def target(self, smem: cute.Pointer, row: str, index: Int32, tail: int, partial: Any) -> cute.Pointer:
+        """The barrier that a chunk's loads report to."""
+        first = self.barriers.first
+        return self.barriers.of(smem, "tail", cutlass.select_(partial, Int32(tail), first[row] - first["tail"] + index))
 
     def load_tile(
-        self, atom: Any, tensor: Any, place: cute.Pointer, columns: int, token: Int32, column: Int32, head: Int32,
+        self, atom: tuple[Any, Any], place: cute.Pointer, columns: int, token: Int32, block: Int32, head: Int32,
         target: cute.Pointer,
     ) -> None:  # fmt: skip
-        """One TMA load of 64 tokens from ``token`` on and ``columns`` channels, block ``column`` of them."""
+        """One TMA load: 64 tokens from ``token`` on, ``columns`` channels, the ``block``th so many of them."""
+        copy, tensor = atom
         layout = tile_layout(self.problem.io, columns)
         shared = cute.make_tensor(
             cute.recast_ptr(place, layout.inner, ELEMENTS[self.problem.io]), cute.group_modes(layout.outer, 0, 2)
         )
         tiles = cute.local_tile(cute.domain_offset((token, 0, 0), tensor), (CHUNK, columns), (0, None, None))
-        to, source = cpasync.tma_partition(
-            atom, 0, cute.make_layout(1), shared, cute.group_modes(tiles, 0, 2)
-        )  # fmt: skip
-        cute.copy(atom, source[(None, column, head)], to, tma_bar_ptr=target)
+        to, source = cpasync.tma_partition(copy, 0, cute.make_layout(1), shared, cute.group_modes(tiles, 0, 2))
+        cute.copy(copy, source[(None, block, head)], to, tma_bar_ptr=target)
 
     @cute.jit
-    def load_record(
-        self, smem: cute.Pointer, record: Int64, place: cute.Pointer, target: cute.Pointer,
-        chunk: Int32, lane: Int32,
+    def finish(
+        self, smem: cute.Pointer, row: cutlass.Constexpr, index: Int32, tail: cutlass.Constexpr, place: Int32,
+        panels: cutlass.Constexpr, valid: Int32, lane: Int32,
     ):  # fmt: skip
-        """The operand tiles of a chunk into its stage, T, P and the decays into a slot of their own."""
-        slot = chunk % self.layout.slots
-        self.barriers.wait(smem, "free", slot, (chunk // self.layout.slots & 1) ^ 1)
-        ready = self.barriers.of(smem, "ready", slot)
-        rest = 2 * PANEL_BYTES + 4 * self.problem.key
-        if lane == 0:
-            cute.arch.mbarrier_arrive_and_expect_tx(ready, rest)
-            bulk_load(place.toint(), record, 3 * self.tile, target)
-            bulk_load(
-                (smem + (self.layout.slot_ring + slot * self.layout.slot_bytes)).toint(), record + 3 * self.tile, rest, ready
-            )  # fmt: skip
-
-    @cute.jit
-    def clear(self, place: Int32, panels: int, valid: Int32, lane: Int32):
-        """Zeros in the lines from ``valid`` on of the panels at ``place``. By a warp: a swizzled line is as long as any."""
-        for line in cutlass.range(valid * (LINE // _PIECE) + lane, CHUNK * (LINE // _PIECE), 32, unroll=1):
+        """Wait for a partial chunk's loads, clear the lines from ``valid`` on of the panels at ``place``, and report it. By a warp."""
+        self.barriers.wait(smem, "tail", tail, 0)
+        pieces = LINE // _PIECE
+        for piece in cutlass.range(valid * pieces + lane, CHUNK * pieces, 32, unroll=1):
             for panel in cutlass.range_constexpr(panels):
-                store_zeros(place + panel * PANEL_BYTES + line * _PIECE)
+                store_zeros(place + panel * PANEL_BYTES + piece * _PIECE)
+        fence_shared()
+        cute.arch.sync_warp()
+        if lane == 0:
+            self.barriers.arrive(smem, row, index)
 
 
 def bulk_load(place: Int32, address: Int64, size: int, target: cute.Pointer) -> None:

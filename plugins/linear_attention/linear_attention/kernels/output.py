@@ -12,10 +12,10 @@ import cutlass
 from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
-from ..layout import LINE, PANEL_BYTES, PrefillLayout
+from ..layout import LINE, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
 from .arguments import ELEMENTS, Args
-from .barriers import Barriers
+from .barriers import Barriers, Place, advanced
 from .loads import tile_layout
 from .tiles import assembly
 from .work import Work
@@ -44,10 +44,10 @@ class Output:
     def run(self, smem: cute.Pointer, store: tuple, args: Args, work: Work):
         """All slabs of the CTA. By one warp."""
         lane = cute.arch.lane_idx()
+        ring, slab = self.layout.staging, Place(Int32(0), Int32(0))
         for chunk in cutlass.range(work.chunks, unroll=1):
-            slot, turn = chunk & 1, chunk >> 1 & 1
-            place = smem + (self.layout.staging + slot * PANEL_BYTES)
-            self.barriers.wait(smem, "staged", slot, turn)
+            place = smem + (ring.start + slab.index * ring.size)
+            self.barriers.wait(smem, "staged", slab.index, slab.phase)
             if (chunk == work.chunks - 1) & (work.valid < CHUNK):
                 self.store_rows(place.toint(), args, work, chunk, lane)
                 cute.arch.sync_warp()
@@ -56,7 +56,8 @@ class Output:
                 cute.arch.cp_async_bulk_commit_group()
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
             if lane == 0:
-                self.barriers.arrive(smem, "stored", slot)
+                self.barriers.arrive(smem, "stored", slab.index)
+            slab = advanced(slab, ring.count)
 
     def store_slab(self, place: cute.Pointer, store: tuple[Any, Any], work: Work, chunk: Int32) -> None:
         """One TMA store of 64 tokens."""

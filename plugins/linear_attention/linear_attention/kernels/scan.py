@@ -25,7 +25,7 @@ from ..layout import PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
 from . import tiles
 from .arguments import ELEMENTS, Args, state_row
-from .barriers import Barriers
+from .barriers import Barriers, Place, advanced
 from .work import Work
 
 __all__ = ["Scan"]
@@ -51,13 +51,13 @@ class Scan:
     # ------------------------------------------------------------------------------------------------------ the chunks
 
     @cute.jit
-    def run(self, smem: cute.Pointer, args: Args, work: Work, summaries: Int64):
+    def run(self, smem: cute.Pointer, args: Args, work: Work):
         """All chunks of the CTA, from the seed to the final state."""
         thread = cute.arch.thread_idx()[0] % 128
-        x = self.seed(args, work, summaries, thread)
+        x = self.seed(args, work, thread)
         if work.chunks > 0:
             x = self.chunks(smem, work, x, thread)
-        self.leave(args, work, summaries, thread, x)
+        self.leave(args, work, thread, x)
 
     @cute.jit
     def chunks(self, smem: cute.Pointer, work: Work, x: tuple, thread: Int32):
@@ -70,30 +70,33 @@ class Scan:
         base = smem.toint()
         # A lane's line of matrix lane / 8 of 16 tokens x 16 rows of V: lines of the slab are tokens.
         across = (8 * (lane >> 4) + lane % 8) * 128 + (((2 * warp + (lane >> 3 & 1)) ^ (lane % 8)) << 4)
-        first = (lane % 4) * 8  # bytes to the thread's first column of a vector
-        stage, phase = Int32(0), Int32(0)
-        place = base + self.layout.ring
+        operands, matrices = self.layout.operands, self.layout.matrices
+        stage, slot, slab, value = (Place(Int32(0), Int32(0)) for _ in range(4))
+        place = base + operands.start
         words = tuple(tiles.packed(self.io, x))
-        self.barriers.wait(smem, "full", stage, phase)
+        self.barriers.wait(smem, "full", 0, 0)
         r = tuple(tiles.multiply(self.io, CHUNK, words, tiles.k_major(place), self.key_steps))
         for chunk in cutlass.range(work.chunks, unroll=1):
-            slot, turn = chunk & 1, chunk >> 1 & 1
-            matrices = base + (self.layout.slot_ring + slot * self.layout.slot_bytes)
-            vectors = matrices + 2 * PANEL_BYTES + first
-            if cutlass.const_expr(not self.summary):
-                o = tiles.multiply(self.io, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
-            values = [tiles.load_matrices(place + self.layout.v + across + 2048 * step) for step in range(_STEPS)]
-            v = [value for four in values for word in four for value in tiles.unpacked(self.io, word)]
+            t = base + (matrices.start + slot.index * matrices.size)
+            vectors = t + 2 * PANEL_BYTES
+            self.barriers.wait(smem, "values", value.index, value.phase)
+            v = self.values(base + (self.layout.values.start + value.index * PANEL_BYTES) + across)
             if cutlass.const_expr(self.summary):
                 v = self.no_values(work, v)
-            self.barriers.wait(smem, "ready", slot, turn)
-            x = self.decayed(x, vectors)
-            a = self.columns(vectors + _A)
-            tiles.wait(0 if self.summary else 1)
-            y = tiles.packed(self.io, self.less(v, a, tiles.landed(r)))
-            u = tiles.multiply(self.io, CHUNK, y, tiles.k_major(matrices), _LINE_STEPS)
-            c, d = self.columns(vectors + _C), self.columns(vectors + _D)
+            self.barriers.wait(smem, "ready", slot.index, slot.phase)
+            a = self.columns(vectors + _A, lane)
+            tiles.wait(0)
+            r = tiles.landed(r)
             if cutlass.const_expr(not self.summary):
+                o = tiles.multiply(self.io, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
+            y = tiles.packed(self.io, self.less(v, a, r))
+            u = tiles.multiply(self.io, CHUNK, y, tiles.k_major(t), _LINE_STEPS)
+            if lane == 0:
+                self.barriers.arrive(smem, "values_read", value.index)
+            x = self.decayed(x, vectors, lane)
+            c = self.columns(vectors + _C, lane)
+            if cutlass.const_expr(not self.summary):
+                d = self.columns(vectors + _D, lane)
                 tiles.wait(1)
                 o = self.times(tiles.landed(o), d)
             tiles.wait(0)
@@ -107,62 +110,69 @@ class Scan:
             )  # fmt: skip
             if cutlass.const_expr(not self.summary):
                 u = tiles.packed(self.io, u) if self.scaled else update
-                o = tiles.multiply(self.io, CHUNK, u, tiles.k_major(matrices + PANEL_BYTES), _LINE_STEPS, o)
+                o = tiles.multiply(self.io, CHUNK, u, tiles.k_major(t + PANEL_BYTES), _LINE_STEPS, o)
                 tiles.wait(1)
             else:
                 tiles.wait(0)
             x = tuple(tiles.landed(x))
             tiles.kept(update)
-            if lane == 0:
-                self.barriers.arrive(smem, "empty", stage)
-                if cutlass.const_expr(self.summary):
-                    self.barriers.arrive(smem, "free", slot)
             words = tuple(tiles.packed(self.io, x))
+            if lane == 0:
+                self.barriers.arrive(smem, "empty", stage.index)
+                if cutlass.const_expr(self.summary):
+                    self.barriers.arrive(smem, "free", slot.index)
             if chunk < work.chunks - 1:
-                stage = stage + 1
-                if stage == self.layout.stages:
-                    stage, phase = Int32(0), phase ^ 1
-            self.barriers.wait(smem, "full", stage, phase)
-            place = base + (self.layout.ring + stage * self.layout.stage_bytes)
+                stage = advanced(stage, operands.count)
+            self.barriers.wait(smem, "full", stage.index, stage.phase)
+            place = base + (operands.start + stage.index * operands.size)
             r = tuple(tiles.multiply(self.io, CHUNK, words, tiles.k_major(place), self.key_steps))
             if cutlass.const_expr(not self.summary):
                 tiles.wait(1)
                 tiles.kept(u)
-                self.stage(smem, slot, turn, tiles.landed(o), across, lane)
+                self.stage(smem, slab, slot, tiles.landed(o), across, lane)
+                slab = advanced(slab, self.layout.staging.count)
+            slot, value = advanced(slot, matrices.count), advanced(value, self.layout.values.count)
         tiles.wait(0)
         tiles.kept(words)
         tiles.landed(r)
         return x
 
     @cute.jit
-    def stage(self, smem: cute.Pointer, slot: Int32, turn: Int32, o: list, across: Int32, lane: Int32):
+    def stage(self, smem: cute.Pointer, slab: Place, slot: Place, o: list, across: Int32, lane: Int32):
         """O of a chunk to its place in shared memory, [token][v]; its T, P and vectors have been read."""
+        ring = self.layout.staging
         words = tiles.packed(self.io, o)
-        self.barriers.wait(smem, "stored", slot, turn ^ 1)
-        place = smem.toint() + (self.layout.staging + slot * PANEL_BYTES) + across
+        self.barriers.wait(smem, "stored", slab.index, slab.phase ^ 1)
+        place = smem.toint() + (ring.start + slab.index * ring.size) + across
         for step in cutlass.range_constexpr(_STEPS):
             tiles.store_matrices(place + 2048 * step, words[4 * step : 4 * step + 4])
         tiles.fence_shared()
         cute.arch.sync_warp()
         if lane == 0:
-            self.barriers.arrive(smem, "staged", slot)
-            self.barriers.arrive(smem, "free", slot)
+            self.barriers.arrive(smem, "staged", slab.index)
+            self.barriers.arrive(smem, "free", slot.index)
 
-    def columns(self, vector: Int32) -> list[Float32]:
+    def values(self, place: Int32) -> list[Float32]:
+        """V^T of a slab: the thread's 16 rows of V, all tokens."""
+        words = [word for step in range(_STEPS) for word in tiles.load_matrices(place + 2048 * step)]
+        return [value for word in words for value in tiles.unpacked(self.io, word)]
+
+    def columns(self, vector: Int32, lane: Int32) -> list[Float32]:
         """A thread's values of a vector over the tokens."""
-        if not self.scaled:
-            return []
-        return [value for block in range(CHUNK // 8) for value in tiles.load_pair(vector + 32 * block)]
+        return self.pairs(vector, lane, CHUNK) if self.scaled else []
 
-    def decayed(self, x: tuple[Float32, ...], vectors: Int32) -> tuple[Float32, ...]:
+    def decayed(self, x: tuple[Float32, ...], vectors: Int32, lane: Int32) -> tuple[Float32, ...]:
         """X times the decay of the chunk: one for all, or one a channel."""
-        place = vectors + _DECAY
-        if self.scaled:
-            decay = tiles.load_value(place - (cute.arch.lane_idx() % 4) * 8)
-            return tuple(value * decay for value in x)
-        place = vectors
-        channels = [value for block in range(self.problem.key // 8) for value in tiles.load_pair(place + 32 * block)]
-        return tuple(self.times(x, channels))
+        if not self.scaled:
+            return tuple(self.times(x, self.pairs(vectors, lane, self.problem.key)))
+        decay = tiles.load_value(vectors + _DECAY)
+        return tuple(value * decay for value in x)
+
+    @staticmethod
+    def pairs(vector: Int32, lane: Int32, columns: int) -> list[Float32]:
+        """A thread's columns of a vector."""
+        place = vector + (lane % 4) * 8
+        return [value for block in range(columns // 8) for value in tiles.load_pair(place + 32 * block)]
 
     def less(self, v: list[Float32], a: list[Float32], r: list[Float32]) -> list[Float32]:
         """V^T - a R."""
@@ -183,40 +193,40 @@ class Scan:
     # ------------------------------------------------------------------------------------------------- before and after
 
     @cute.jit
-    def seed(self, args: Args, work: Work, summaries: Int64, thread: Int32):
+    def seed(self, args: Args, work: Work, thread: Int32):
         """X before the first chunk."""
-        row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
+        row, column = _first(work, thread)
         x = tuple(Float32(0.0) for _ in range(self.size))
+        identity = row - self.problem.value  # of a summary
         if cutlass.const_expr(self.problem.initial):
-            if (work.segment == 0) & (work.segments == 1 if not self.summary else work.slab < self.problem.slabs):
+            if (work.segment == 0) & (work.slab < self.problem.slabs):
                 state, inside = state_row(args, work.sequence)
                 if inside:
-                    x = self.read(args.initial_state, state, work.head, row + work.slab * SLAB, column)
+                    x = self.read(args.initial_state, state, work.head, row, column)
         if cutlass.const_expr(self.summary):
-            identity = work.slab - self.problem.slabs
-            if identity >= 0:
+            if work.slab >= self.problem.slabs:
                 x = tuple(
-                    cutlass.select_(row + identity * SLAB + down == column + right, Float32(1.0), Float32(0.0))
+                    cutlass.select_(identity + down == column + right, Float32(1.0), Float32(0.0))
                     for down, right in self.places()
                 )
             elif work.segment == 0:
-                self.write_summary(work, summaries, work.segments - 1, row, column, x)
+                self.write_summary(args, work, work.segments - 1, row, column, x)
         elif work.segments > 1:
             before = cutlass.select_(work.segment == 0, work.segments, work.segment) - 1
-            x = self.read_summary(work, summaries, before, row, column)
+            x = self.read_summary(args, work, before, row, column)
         return x
 
     @cute.jit
-    def leave(self, args: Args, work: Work, summaries: Int64, thread: Int32, x: tuple):
+    def leave(self, args: Args, work: Work, thread: Int32, x: tuple):
         """X after the last chunk goes to the summary, or to the final state."""
-        row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
+        row, column = _first(work, thread)
         if cutlass.const_expr(self.summary):
-            self.write_summary(work, summaries, work.segment, row, column, x)
+            self.write_summary(args, work, work.segment, row, column, x)
         elif cutlass.const_expr(self.problem.final):
             if work.segment == work.segments - 1:
                 state, inside = state_row(args, work.sequence)
                 if inside:
-                    self.write(args.final_state, state, work.head, row + work.slab * SLAB, column, x)
+                    self.write(args.final_state, state, work.head, row, column, x)
 
     def places(self) -> list[tuple[int, int]]:
         """(rows, columns) of a thread's values from its first."""
@@ -230,28 +240,29 @@ class Scan:
         for (down, right), value in zip(self.places(), x, strict=True):
             states[state, head, row + down, column + right] = kind(value)
 
-    def summary_rows(self, work: Work, summaries: Int64, segment: Int32) -> cute.Tensor:
+    def summary_rows(self, args: Args, work: Work, segment: Int32) -> cute.Tensor:
         """[V + K, K] of a segment: the state, then where it takes the rows of the identity."""
-        problem = self.problem
-        rows = problem.value + problem.key
-        number = Int64((work.sequence * problem.heads + work.head) * work.segments + segment)
-        pointer = cute.make_ptr(
-            Float32, summaries + number * (rows * problem.key * 4), cute.AddressSpace.gmem, assumed_align=16
-        )
-        return cute.make_tensor(pointer, cute.make_layout((rows, problem.key), stride=(problem.key, 1)))
+        key, rows = self.problem.key, self.problem.value + self.problem.key
+        number = (Int64(work.sequence) * self.problem.heads + work.head) * work.segments + segment
+        return cute.make_tensor(
+            args.summaries + number * (rows * key), cute.make_layout((rows, key), stride=(key, 1))
+        )  # fmt: skip
 
-    def read_summary(self, work: Work, summaries: Int64, segment: Int32, row: Int32, column: Int32) -> tuple:
-        rows = self.summary_rows(work, summaries, segment)
-        return tuple(rows[row + work.slab * SLAB + down, column + right] for down, right in self.places())
+    def read_summary(self, args: Args, work: Work, segment: Int32, row: Int32, column: Int32) -> tuple[Float32, ...]:
+        rows = self.summary_rows(args, work, segment)
+        return tuple(rows[row + down, column + right] for down, right in self.places())
 
-    def write_summary(
-        self, work: Work, summaries: Int64, segment: Int32, row: Int32, column: Int32, x: tuple
-    ) -> None:  # fmt: skip
-        rows = self.summary_rows(work, summaries, segment)
+    def write_summary(self, args: Args, work: Work, segment: Int32, row: Int32, column: Int32, x: tuple) -> None:
+        rows = self.summary_rows(args, work, segment)
         for (down, right), value in zip(self.places(), x, strict=True):
-            rows[row + work.slab * SLAB + down, column + right] = value
+            rows[row + down, column + right] = value
 
 
 def _column(index: int) -> int:
     """Of value ``index`` among the thread's columns."""
     return index // 4 * 2 + index % 2
+
+
+def _first(work: Work, thread: Int32) -> tuple[Int32, Int32]:
+    """Row and column of a thread's first value in the head's state."""
+    return work.slab * SLAB + thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
