@@ -64,15 +64,16 @@ def test_every_size_in_a_pool(op, size, batch, state):
     check(case, outputs(case, "cuda", kernels.ENGINES[op]))
 
 
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("size", [(64, 128), (128, 128)], ids=str)
+def test_float32_operands(op, size):
+    case = replace(named(f"{op}-slots"), name=f"{op}-fp32-{size}", io=torch.float32, size=size)
+    check(case, outputs(case, "cuda", kernels.ENGINES[op]))
+
+
 @both
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("speculation_follows_plain_decoding", {"rounds": 200}),
-    ],
-)
-def test_property(op, name, sizes):
-    getattr(properties, name)(op, "cuda", pair(op), **sizes)
+def test_speculation_follows_plain_decoding(op):
+    properties.speculation_follows_plain_decoding(op, "cuda", pair(op), rounds=200)
 
 
 @both

@@ -52,7 +52,11 @@ FULL = {
     "causal": {"tokens": 700, "cuts": (1, 15, 16, 17, 40, 63, 64, 65, 127, 128, 300, 448, 640, 699)},
     "one_plan_for_all_sizes": {"sizes": ((9, 1), (4000, 3), (1, 1), (33, 7), (16000, 200))},
     "other_slots_untouched": {},
-    "prefill_then_decode": {"prompt": 1000, "steps": 4096},
+    "prefill_then_decode": {
+        "prompt": 1000,
+        "steps": 4096,
+        "tolerance": 7e-3,
+    },  # 5e-3 of a prefill, and a step's rounding
     "slots_are_reused": {},
     "ungated_is_the_delta_rule": {},
     "replays": {"long": 3000, "short": 40, "times": 1000},
@@ -101,7 +105,7 @@ def test_nothing_is_compiled_again(op):
 
 
 @both
-def test_a_capture_waits_for_nothing(op):
+def test_a_call_waits_for_nothing(op):
     """A call while the stream is busy returns at once."""
     x = properties.inputs(op, 300, "cuda")
     with properties._engines(op, kernels.PAIRS[op]):

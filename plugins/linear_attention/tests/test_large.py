@@ -13,7 +13,7 @@ import linear_attention as la
 from la_cases import kernels, large, on_device, properties
 from la_cases.cases import CASES, named
 from la_cases.running import check, expected, graph_of, outputs
-from linear_attention import lowering
+from linear_attention import decode_lowering, lowering
 
 both = pytest.mark.parametrize("op", ["gdn", "kda"])
 COMPARED = [
@@ -51,13 +51,14 @@ def test_every_case_is_taken_or_declined():
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in (*CASES, *large.LARGE, *kernels.UNSUPPORTED) if not c.decodes], ids=lambda c: c.name
-)
-def test_the_lowering_of_a_prefill_takes_and_declines_the_same(case):
-    lower = lowering.lower_gdn if case.op == "gdn" else lowering.lower_kda
-    lowered = lower(graph_of(case)[0].freeze("cuda"))
-    assert {decline.code for decline in lowered.declines} == {kernels.declined(case)} - {""}
+@pytest.mark.parametrize("op", kernels.ENGINES)
+def test_the_lowerings_take_and_decline_the_same(op):
+    lower = getattr(decode_lowering if op.endswith("_decode") else lowering, f"lower_{op}")
+    for case in (*CASES, *large.LARGE, *kernels.UNSUPPORTED):
+        if case.op == op:
+            short = replace(case, lengths=tuple(min(n, 2) for n in case.lengths[:64]), change=None)
+            lowered = lower(graph_of(short)[0].freeze("cuda"))
+            assert {decline.code for decline in lowered.declines} == {kernels.declined(case)} - {""}, case.name
 
 
 @both
