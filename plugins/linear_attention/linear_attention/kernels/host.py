@@ -45,11 +45,10 @@ class PrefillHost:
     def host(self, words: Int64, stream: cuda.CUstream):  # noqa: ANN201  the DSL reads return annotations
         """Launch."""
         args = unpack(self.problem, words)
-        records, summaries = args.workspace.toint(), args.summaries.toint()
         if cutlass.const_expr(self.problem.variant == "kda"):
             self.prepare.launch(args, stream)
         if cutlass.const_expr(not self.problem.batch_invariant):  # noqa: SIM102  the inner one is a branch of host code
             if args.segments > 1:
-                self.summary.launch(args, stream, records, summaries)
+                self.summary.launch(args, stream)
                 self.combine.launch(args, stream)
-        self.scan.launch(args, stream, records, summaries)
+        self.scan.launch(args, stream)
