@@ -24,7 +24,8 @@ __all__ = ["ROOT", "Report", "Row", "child", "finish", "machine", "medians", "op
 
 ROOT = Path(__file__).resolve().parents[1]
 _QUIET = 1.03  # a round is quiet if no callable took longer than this times its best
-_DISTS = ("cudnn-core", "cudnn-core-emulator", "torch", "numpy", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl")
+_DISTS = ("cudnn-core", "cudnn-core-emulator", "torch", "numpy", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "fla-core",
+          "triton")  # fmt: skip
 
 
 class Row(NamedTuple):

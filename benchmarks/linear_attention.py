@@ -19,14 +19,14 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the repository, not this folder
 
-import torch  # noqa: E402
+import torch
 
-from benchmarks._gpu_timing import eager_times, gpu_times  # noqa: E402
-from benchmarks._harness import Report, Row, finish, options  # noqa: E402
-from benchmarks._la_cases import COPY_TBPS, GATES, Decode, Measured, chosen  # noqa: E402
-from benchmarks._la_ours import Ours  # noqa: E402
-from benchmarks._la_peers import peers  # noqa: E402
-from benchmarks._la_reference import error, head_sample, sampled  # noqa: E402
+from benchmarks._gpu_timing import eager_times, gpu_times
+from benchmarks._harness import Report, Row, finish, options
+from benchmarks._la_cases import COPY_TBPS, GATES, Decode, Measured, chosen
+from benchmarks._la_ours import Ours
+from benchmarks._la_peers import peers
+from benchmarks._la_reference import error, head_sample, sampled
 
 _TOLERANCE = 5e-3  # relative RMS error of our outputs, which are rounded to bf16
 _RIGHT = 2e-2  # of a peer's, to be compared with

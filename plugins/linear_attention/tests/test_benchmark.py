@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -188,3 +189,51 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("sys.argv", ["linear_attention.py"])
     assert benchmark.main() == 3
+
+
+def test_a_whole_run(monkeypatch, capsys):
+    """Every step but the clocks: on the CPU, with a peer that is right, one that is wrong and one that can't be captured."""
+
+    def clock(calls, *, rounds, failed=None):
+        for name, call in calls.items():
+            if name != "empty kernel":
+                call(1)
+        if failed is not None:
+            failed["late"] = "not permitted"
+        return {name: 7.0 + number for number, name in enumerate(calls) if failed is None or name != "late"}
+
+    def fake_peers(case, x, skip):
+        o = Ours(case, x, REFERENCE)
+
+        def right(i):
+            o(0)
+            return o.outputs["O"], None
+
+        return {"right": right, "wrong": lambda i: (torch.zeros_like(x["v"]), None), "late": right}, {"gone": "why"}
+
+    def on_cpu(kind):
+        made = kind.operands
+        return lambda case, gates: made(case, gates, "cpu")
+
+    cases = [replace(case, size=64) for case in (*SMALL, Decode("gdn", 1, "fp32", heads=2))]
+    monkeypatch.setattr(benchmark, "chosen", lambda only, quick: cases)
+    monkeypatch.setattr(benchmark, "Ours", lambda case, x: Ours(case, x, REFERENCE))
+    monkeypatch.setattr(benchmark, "peers", fake_peers)
+    monkeypatch.setattr(benchmark, "gpu_times", clock)
+    monkeypatch.setattr(benchmark, "eager_times", clock)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for kind in (Forward, Decode):
+        monkeypatch.setattr(kind, "operands", on_cpu(kind))
+    monkeypatch.setattr("sys.argv", ["linear_attention.py", "--json"])
+    assert benchmark.main() == 0
+    out = capsys.readouterr()
+    rows = [json.loads(line) for line in out.out.splitlines()]
+    heads = [
+        row for row in rows if not row["case"].startswith(" ") and row["unit"] == "us" and "eager" not in row["case"]
+    ]
+    assert len(heads) == 2 * 2 + 3
+    assert all(row["peer_name"] == "right" and row["ok"] for row in heads)
+    assert {row["peer_name"] for row in rows} >= {"floor", "front door", "wrong (wrong)", "empty kernel", "device copy"}
+    assert "without gone: why" in out.err
+    assert "without late: as a graph: not permitted" in out.err
