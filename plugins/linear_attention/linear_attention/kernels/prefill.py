@@ -45,7 +45,7 @@ __all__ = ["Prefill"]
 
 WARPGROUP = 128
 WARPS = 4  # of a warpgroup
-REGISTERS = (40, 136, 200)  # of a thread of warpgroup 0, that prepares, that scans: 64 Ki of 512 threads
+REGISTERS = (24, 128, 232)  # of a thread of warpgroup 0, that prepares, that scans: 64 Ki of 512 threads
 PREPARE_BARRIER = 1  # hardware barriers 1 and 2: one for each prepare warpgroup
 
 

@@ -73,24 +73,20 @@ class Scan:
         operands, matrices = self.layout.operands, self.layout.matrices
         stage, slot, slab, value = (Place(Int32(0), Int32(0)) for _ in range(4))
         place = base + operands.start
-        words = tuple(tiles.packed(self.io, x))
         self.barriers.wait(smem, "full", 0, 0)
+        words = tuple(tiles.packed(self.io, x))
         r = tuple(tiles.multiply(self.io, CHUNK, words, tiles.k_major(place), self.key_steps))
         for chunk in cutlass.range(work.chunks, unroll=1):
             t = base + (matrices.start + slot.index * matrices.size)
             vectors = t + 2 * PANEL_BYTES
             self.barriers.wait(smem, "values", value.index, value.phase)
             v = self.values(base + (self.layout.values.start + value.index * PANEL_BYTES) + across)
-            if cutlass.const_expr(self.summary):
-                v = self.no_values(work, v)
-            self.barriers.wait(smem, "ready", slot.index, slot.phase)
-            a = self.columns(vectors + _A, lane)
             tiles.wait(0)
-            r = tiles.landed(r)
+            r, v = tiles.landed(r), tiles.landed(v)
             if cutlass.const_expr(not self.summary):
                 o = tiles.multiply(self.io, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
-            y = tiles.packed(self.io, self.less(v, a, r))
-            u = tiles.multiply(self.io, CHUNK, y, tiles.k_major(t), _LINE_STEPS)
+            self.barriers.wait(smem, "ready", slot.index, slot.phase)
+            u, y = self.issue_u(t, r, self.unpacked(work, v), self.columns(vectors + _A, lane))
             if lane == 0:
                 self.barriers.arrive(smem, "values_read", value.index)
             x = self.decayed(x, vectors, lane)
@@ -99,15 +95,15 @@ class Scan:
                 d = self.columns(vectors + _D, lane)
                 tiles.wait(1)
                 o = self.times(tiles.landed(o), d)
+            after = stage
+            if chunk < work.chunks - 1:
+                after = advanced(stage, operands.count)
+            self.barriers.wait(smem, "full", after.index, after.phase)
             tiles.wait(0)
             tiles.kept(words)
             tiles.kept(y)
             u = tiles.landed(u)
-            update = tiles.packed(self.io, self.times(u, c))
-            x = tiles.multiply(
-                self.io, self.problem.key, update, tiles.mn_major(place + self.layout.keys, PANEL_BYTES),
-                self.token_steps, x, transposed=True,
-            )  # fmt: skip
+            x, update = self.issue_x(place, self.times(u, c), x)
             if cutlass.const_expr(not self.summary):
                 u = tiles.packed(self.io, u) if self.scaled else update
                 o = tiles.multiply(self.io, CHUNK, u, tiles.k_major(t + PANEL_BYTES), _LINE_STEPS, o)
@@ -116,22 +112,18 @@ class Scan:
                 tiles.wait(0)
             x = tuple(tiles.landed(x))
             tiles.kept(update)
-            words = tuple(tiles.packed(self.io, x))
+            place = base + (operands.start + after.index * operands.size)
+            r, words = self.issue_r(place, x)
             if lane == 0:
                 self.barriers.arrive(smem, "empty", stage.index)
                 if cutlass.const_expr(self.summary):
                     self.barriers.arrive(smem, "free", slot.index)
-            if chunk < work.chunks - 1:
-                stage = advanced(stage, operands.count)
-            self.barriers.wait(smem, "full", stage.index, stage.phase)
-            place = base + (operands.start + stage.index * operands.size)
-            r = tuple(tiles.multiply(self.io, CHUNK, words, tiles.k_major(place), self.key_steps))
             if cutlass.const_expr(not self.summary):
                 tiles.wait(1)
                 tiles.kept(u)
                 self.stage(smem, slab, slot, tiles.landed(o), across, lane)
                 slab = advanced(slab, self.layout.staging.count)
-            slot, value = advanced(slot, matrices.count), advanced(value, self.layout.values.count)
+            stage, slot, value = after, advanced(slot, matrices.count), advanced(value, self.layout.values.count)
         tiles.wait(0)
         tiles.kept(words)
         tiles.landed(r)
@@ -152,10 +144,42 @@ class Scan:
             self.barriers.arrive(smem, "staged", slab.index)
             self.barriers.arrive(smem, "free", slot.index)
 
-    def values(self, place: Int32) -> list[Float32]:
-        """V^T of a slab: the thread's 16 rows of V, all tokens."""
-        words = [word for step in range(_STEPS) for word in tiles.load_matrices(place + 2048 * step)]
-        return [value for word in words for value in tiles.unpacked(self.io, word)]
+    # Issued in halves: what the second one needs is rounded while the first one runs.
+
+    def issue_r(self, place: Int32, x: tuple[Float32, ...]) -> tuple[tuple[Float32, ...], tuple[Int32, ...]]:
+        """R, in flight, and io(X)."""
+        return self.issue(CHUNK, x, tiles.k_major(place), self.key_steps)
+
+    def issue_u(self, place: Int32, r: list[Float32], v: list[Float32], a: list[Float32]) -> tuple[tuple, tuple]:
+        """U, in flight, and io(Y)."""
+        return self.issue(CHUNK, self.less(v, a, r), tiles.k_major(place), _LINE_STEPS)
+
+    def issue_x(self, place: Int32, update: list[Float32], x: tuple[Float32, ...]) -> tuple[tuple, tuple]:
+        """X, in flight, and the rounded update."""
+        b = tiles.mn_major(place + self.layout.keys, PANEL_BYTES)
+        return self.issue(self.problem.key, update, b, self.token_steps, x, transposed=True)
+
+    def issue(
+        self, columns: int, a: Any, b: Int64, offsets: tuple[int, ...], sums: Any = None, *, transposed: bool = False
+    ) -> tuple[tuple, tuple]:
+        """io(A) B as one group of two halves, and io(A)."""
+        half = len(offsets) // 2
+        words: list[Int32] = []
+        for part in (slice(0, half), slice(half, None)):
+            end = part is None or part.stop is None
+            mine = tiles.packed(self.io, a[8 * (part.start or 0) : None if end else 8 * half])
+            sums = tiles.multiply(self.io, columns, mine, b, offsets[part], sums, transposed=transposed, commit=end)
+            words += mine
+        return tuple(sums), tuple(words)
+
+    def values(self, place: Int32) -> list[Int32]:
+        """V^T of a slab: the thread's 16 rows of V, all tokens, two a word."""
+        return [word for step in range(_STEPS) for word in tiles.load_matrices(place + 2048 * step)]
+
+    def unpacked(self, work: Work, words: list[Int32]) -> list[Float32]:
+        """V^T in float32."""
+        v = [value for word in words for value in tiles.unpacked(self.io, word)]
+        return self.no_values(work, v) if self.summary else v
 
     def columns(self, vector: Int32, lane: Int32) -> list[Float32]:
         """A thread's values of a vector over the tokens."""

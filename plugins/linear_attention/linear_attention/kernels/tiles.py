@@ -94,8 +94,9 @@ def multiply(
     sums: Sequence[Float32] | None = None,
     *,
     transposed: bool = False,
+    commit: bool = True,
 ) -> list[Float32]:
-    """Issue A B (+ ``sums``) as one group and return the sums, in flight: [64, ``columns``].
+    """Issue A B (+ ``sums``) and return the sums, in flight: [64, ``columns``]. ``commit``: a group ends with it.
 
     ``a`` are the words of ``packed``, four for every K step. ``b`` is the descriptor of the first step; that of step s lies
     ``offsets[s]`` bytes further. ``transposed``: B is MN-major.
@@ -113,7 +114,7 @@ def multiply(
             f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{target}}}, {{{words}}}, d, "
             f"{'p' if sums is None and step == 0 else 'q'}, 1, 1, {int(transposed)};"
         )
-    lines += ["wgmma.commit_group.sync.aligned;", "}"]
+    lines += ["wgmma.commit_group.sync.aligned;"] * commit + ["}"]
     return assembly("\n".join(lines), [Float32] * count, sums or (), [*a, b], early=sums is None)
 
 
