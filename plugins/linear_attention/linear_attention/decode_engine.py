@@ -13,7 +13,7 @@ from cudnn_core import BuildError, Declined, PlanConfig, Support, checks
 
 from .decode_compile import TARGETS, target_of
 from .decode_lowering import Binding, Lowered, lower_gdn_decode, lower_kda_decode
-from .decode_problem import DecodeConfig, DecodeProblem, configs, default_config
+from .decode_problem import DecodeProblem, configs, default_config
 
 if TYPE_CHECKING:
     from cudnn_core import CompiledPlan, DeviceInfo, ExecutionContext, FrozenGraph
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["GdnDecode", "KdaDecode"]
 
 NOTES = frozenset(("deterministic", "cuda_graph", "emulated_only"))
-OFFERED = 4  # configurations
 
 
 class _Decode:
@@ -45,10 +44,11 @@ class _Decode:
         from .decode_plan import DecodePlan
 
         problem, binding, target = self._found(graph, ctx.device)
-        chosen = DecodeConfig(config.knobs["tile_v"], config.knobs["warps"])
-        if chosen not in configs(problem):
-            offered = ", ".join(f"{one.rows} x {one.warps}" for one in configs(problem))
-            raise BuildError(f"tile_v x warps is {chosen.rows} x {chosen.warps}, and this problem has {offered}")
+        rows = config.knobs["tile_v"]
+        chosen = next((one for one in configs(problem) if one.rows == rows), None)
+        if chosen is None:
+            offered = [one.rows for one in configs(problem)]
+            raise BuildError(f"tile_v is {rows}, and with head dimension {problem.key} it is one of {offered}")
         plan = DecodePlan(problem, binding, chosen, compiled(problem, chosen, target, config.engine))
         return _ready(plan, ctx.device)
 
@@ -72,12 +72,7 @@ class _Decode:
             return Declined(tuple(c.declines))
         first = default_config(lowered.problem, self._sequences(graph, lowered), ctx.device.sm_count)
         others = [config for config in configs(lowered.problem) if config != first]
-        # Next to the default one, those that keep as much a warp.
-        others.sort(
-            key=lambda config: (config.rows // config.warps != first.rows // first.warps, config.rows, config.warps)
-        )
-        offered = [first, *others][:OFFERED]
-        plans = tuple(PlanConfig("", {"tile_v": config.rows, "warps": config.warps}) for config in offered)
+        plans = tuple(PlanConfig("", {"tile_v": config.rows}) for config in (first, *others))
         return Support(plans, workspace=0, notes=NOTES)
 
     def _sequences(self, graph: FrozenGraph, lowered: Lowered) -> int:
@@ -86,9 +81,10 @@ class _Decode:
         assert lowered.binding is not None
         operands = graph.at(graph.hint_sizes()).operands if graph.dims else graph.operands
         places = lowered.binding.places
-        port, extra = ("cu_seqlens", 1) if lowered.problem.index_dtype else ("q", 0)
-        size: Any = operands[places[port].operand].dim[0]
-        return max(1, size - extra if extra else size // lowered.problem.most)
+        varying = bool(lowered.problem.index_dtype)
+        size: Any = operands[places["cu_seqlens" if varying else "q"].operand].dim[0]
+        sequences: int = size - 1 if varying else size // lowered.problem.most
+        return max(1, sequences)
 
     def _found(self, graph: FrozenGraph, device: DeviceInfo) -> tuple[DecodeProblem, Binding, str]:
         lowered: Lowered = graph.facts(type(self).lower)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn_core import checks
 
-from .decode_problem import BYTES, VECTOR, DecodeProblem, tensor_words
+from .decode_problem import ACCESS, BYTES, DecodeProblem, tensor_words
 
 if TYPE_CHECKING:
     from cudnn_core import Decline, Extent, FrozenGraph, FrozenNode, FrozenTensor
@@ -194,22 +194,21 @@ class _Lowering:
             size = BYTES[self._dtype(port)]
             places[port] = Place(slots[self.tensors[port].index], size, axes)
             dense = size * (problem.key if problem.layout == "v_major" else problem.value)
-            rules[port] = Rule(size * self._vector(port, problem), dense if "line" in words and problem.dense else 0)
+            rules[port] = Rule(self._aligned(port, problem), dense if "line" in words and problem.dense else 0)
         return Binding(places, rules)
 
-    def _vector(self, port: str, problem: DecodeProblem) -> int:
-        """Elements that are accessed at once: at most 16 bytes of neighbours."""
+    def _aligned(self, port: str, problem: DecodeProblem) -> int:
+        """Bytes that are accessed at once."""
+        size = BYTES[self._dtype(port)]
         if port in _STATES:
-            return VECTOR
-        channels = port in "qk" or (problem.variant == "kda" and port in ("g", "dt_bias"))
-        if not channels:
-            return 1
-        most = 16 // BYTES[self._dtype(port)]
-        return VECTOR if problem.layout == "v_major" else most
+            return ACCESS
+        if port in "qk" or (problem.variant == "kda" and port in ("g", "dt_bias")):  # a lane's channels
+            return min(ACCESS, size * problem.vector) if problem.layout == "v_major" else ACCESS
+        return size
 
     def _strides(self, problem: DecodeProblem, binding: Binding) -> None:
         """Unit strides, and the rules as far as the graph's strides are known."""
-        units = {port: 2 for port in ("q", "k", "v", "O")}
+        units = dict.fromkeys(("q", "k", "v", "O"), 2)
         if problem.variant == "kda":
             units |= {"g": 2, "dt_bias": 1}
         if problem.per_token:

@@ -46,32 +46,33 @@ class DecodePlan:
     def words(self, operands: Sequence[Operand]) -> dict[str, int]:
         """The words of actual operands, checked; addresses are 0. Raises ExecutionError."""
         problem, places = self.problem, self.binding.places
-        dims = {port: operands[place.operand].dim for port, place in places.items()}
+        dims: dict[str, Any] = {port: operands[place.operand].dim for port, place in places.items()}
         tokens = dims["q"][0]
-        if problem.index_dtype:
-            sequences = dims["cu_seqlens"][0] - 1
-        else:
-            sequences = tokens // problem.most
-        states = dims.get("initial_state") or dims.get("final_state")
-        found = {"tokens": tokens, "sequences": max(sequences, 0), "pool": states[0] if states else 0}
-        ctas = found["sequences"] * problem.heads * (problem.value // self.config.rows)
+        sequences = dims["cu_seqlens"][0] - 1 if problem.index_dtype else tokens // problem.most
+        states = dims.get("initial_state") or dims.get("final_state") or (0,)
+        ctas = sequences * problem.heads * (problem.value // self.config.rows)
         if ctas > GRID_LIMIT:
             raise ExecutionError(f"{sequences} sequences need {ctas} CTAs, and a grid has at most {GRID_LIMIT}")
+        found = {"tokens": tokens, "sequences": max(sequences, 0), "pool": states[0]}
         for port, place in places.items():
-            operand, rule = operands[place.operand], self.binding.rules[port]
             for word, axis in place.axes.items():
-                stride = 0 if operand.dim[axis] == 1 else operand.stride[axis] * place.size
-                needs = ""
-                if word == "line" and rule.dense and stride not in (0, rule.dense):
-                    needs = f"{rule.dense}"
-                elif stride % rule.multiple:
-                    needs = f"a multiple of {rule.multiple}"
-                elif not 0 <= stride < STRIDE_LIMIT:
-                    needs = f"at least 0 and below {STRIDE_LIMIT}"
-                if needs:
-                    raise _refused(operand, f"the stride of axis {axis} is {stride} bytes", needs)
-                found[f"{port}.{word}"] = stride
+                found[f"{port}.{word}"] = self._stride(port, word, operands[place.operand], axis)
         return {word: found.get(word, 0) for word in self._index}
+
+    def _stride(self, port: str, word: str, operand: Any, axis: int) -> int:
+        """In bytes; of an axis of one element 0."""
+        size, rule = self.binding.places[port].size, self.binding.rules[port]
+        stride: int = 0 if operand.dim[axis] == 1 else operand.stride[axis] * size
+        needs = ""
+        if word == "line" and rule.dense and stride not in (0, rule.dense):
+            needs = f"{rule.dense}"
+        elif stride % rule.multiple:
+            needs = f"a multiple of {rule.multiple}"
+        elif not 0 <= stride < STRIDE_LIMIT:
+            needs = f"at least 0 and below {STRIDE_LIMIT}"
+        if needs:
+            raise _refused(operand, f"the stride of axis {axis} is {stride} bytes", needs)
+        return stride
 
     def bind(self, layout: tuple[Operand, ...]) -> Runner:
         """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing."""

@@ -10,8 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 
 __all__ = [
+    "ACCESS",
     "BYTES",
-    "VECTOR",
     "DecodeConfig",
     "DecodeProblem",
     "argument_words",
@@ -21,10 +21,14 @@ __all__ = [
 ]
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
-VECTOR = 4
-"""Elements of a state that a thread loads at once, along the axis of stride 1."""
-WARP_ELEMENTS = (512, 1024, 2048)
-"""Elements of a state that a warp may keep: 16, 32 or 64 registers a thread."""
+ACCESS = 16
+"""Bytes of a vector access: the most of every architecture."""
+WARP_ELEMENTS = 1024
+"""Elements of a state that a warp keeps: 32 registers a thread. With twice as many, some kernels spill registers."""
+TILES = (8, 16, 32, 64)
+"""Rows of V that a CTA may have."""
+LARGEST_DEFAULT = 32
+"""Rows of a CTA in a batch that fills the GPU: 4 warps at K = 128."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ class DecodeProblem:
         """HO: heads of gates, output and states. Head h reads head h * heads_x // HO of q, k and v."""
         return max(self.heads_q, self.heads_v)
 
+    @property
+    def vector(self) -> int:
+        """Elements of a state side by side that a thread has: an access of the narrower of its types."""
+        return ACCESS // min((BYTES[dtype] for dtype in (self.initial, self.final) if dtype), default=4)
+
     def canonical(self) -> str:
         """Canonical JSON: equal texts mean equal kernels."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -131,19 +140,16 @@ def argument_words(problem: DecodeProblem) -> dict[str, int]:
 
 
 def configs(problem: DecodeProblem) -> tuple[DecodeConfig, ...]:
-    """Every configuration that a problem can have."""
-    found = []
-    for rows in (8, 16, 32, 64):
-        for warps in (1, 2, 4, 8):
-            if rows % warps == 0 and rows * problem.key // warps in WARP_ELEMENTS and rows // warps >= VECTOR:
-                found.append(DecodeConfig(rows, warps))
-    return tuple(found)
+    """Every configuration that a problem can have, small tiles first."""
+    found = (DecodeConfig(rows, rows * problem.key // WARP_ELEMENTS) for rows in TILES)
+    return tuple(config for config in found if config.warps)
 
 
 def default_config(problem: DecodeProblem, sequences: int, sm_count: int) -> DecodeConfig:
-    """CTAs of 32 rows and 1024 elements a warp, or of fewer rows while the batch leaves SMs without a CTA."""
-    offered = [config for config in configs(problem) if config.rows * problem.key == 1024 * config.warps]
-    for config in reversed([config for config in offered if config.rows <= 32]):
-        if sequences * problem.heads * (problem.value // config.rows) >= sm_count:
+    """The largest tile, up to 32 rows, that gives every SM a CTA; else the smallest one."""
+    offered = configs(problem)
+    for config in reversed(offered):
+        ctas = sequences * problem.heads * (problem.value // config.rows)
+        if config.rows <= LARGEST_DEFAULT and ctas >= sm_count:
             return config
     return offered[0]

@@ -15,7 +15,6 @@ from linear_attention.decode_compile import compiled
 from linear_attention.decode_lowering import lower_gdn_decode, lower_kda_decode
 from linear_attention.decode_plan import DecodePlan
 from linear_attention.decode_problem import default_config
-from linear_attention.graphs import build
 
 from cudnn_core import CompileCache
 

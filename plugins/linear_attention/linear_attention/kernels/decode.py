@@ -5,10 +5,13 @@ A CTA has ``rows`` rows of V of one head of one sequence; a warp has rows / warp
 read once, updated by up to 8 tokens, written once (or after every token). Tiles of V are the fastest axis of the grid, so that
 neighbouring CTAs read neighbouring memory. Warps don't talk to each other.
 
-A lane has ``lines`` rows of ``channels`` neighbouring channels, S[line][channel]. Its accesses are of 4 elements side by side:
+States come through shared memory by cp.async, all of a warp's at once: with loads to registers the compiler moves half of them behind
+the first sums, to save registers, and a warp waits twice.
 
-    v_major   K / 4 lanes side by side along K; the lines of a lane are accesses, 128 / K of a warp's rows apart
-    k_major   lanes side by side along V, four rows each: its lines; the channels of a lane are accesses
+A lane has ``lines`` rows of ``channels`` neighbouring channels, S[line][channel]. Its accesses are of 16 bytes, 4 or 8 elements:
+
+    v_major   lanes side by side along K, an access each; the lines of a lane are accesses, LANES / beside rows apart
+    k_major   lanes side by side along V, an access each: its lines; the channels of a lane are accesses
 
 Of a token, with everything summed over the lanes that share a row:
 
@@ -17,7 +20,7 @@ Of a token, with everything summed over the lanes that share a row:
 nk and nq are the factors of the l2norm, 1 without it: no product waits for them. Sums of a row are halved between the lanes, so that
 each lane ends with one row, whose v it has loaded and whose w and o it computes; a row's w comes back by a shuffle.
 
-Nothing branches on data but tokens that a sequence lacks: accesses are predicated, a sequence that is skipped computes with zeros.
+Nothing branches on data: accesses are predicated; a sequence that is skipped computes, and keeps nothing.
 References: PTX ISA, "shfl.sync", "griddepcontrol".
 """
 
@@ -29,9 +32,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass._mlir.dialects import arith, llvm
+from cutlass.memory import SmemAllocator
 
-from ..decode_problem import BYTES, VECTOR, DecodeConfig, DecodeProblem, argument_words, tensor_words
-from .decode_access import load, load_index, store
+from ..decode_problem import ACCESS, BYTES, DecodeConfig, DecodeProblem, argument_words
+from .decode_access import copy_to_shared, load, load_index, load_shared, store, zero_in_shared
 from .gates import Beta, Gate
 
 __all__ = ["DecodeKernel"]
@@ -51,13 +55,16 @@ class DecodeKernel:
         self.tiles = problem.value // config.rows
         self.warp_rows = config.rows // config.warps
         if problem.layout == "v_major":
-            self.beside = problem.key // VECTOR  # lanes that share a row
-            self.channels, self.lines = VECTOR, self.warp_rows * self.beside // LANES
+            self.beside = problem.key // problem.vector  # lanes that share a row
+            self.channels, self.lines = problem.vector, self.warp_rows * self.beside // LANES
             first, last = 1, self.beside
         else:
-            self.beside = self.warp_rows // VECTOR  # lanes that share channels
-            self.channels, self.lines = problem.key * self.beside // LANES, VECTOR
+            self.beside = self.warp_rows // problem.vector  # lanes that share channels
+            self.channels, self.lines = problem.key * self.beside // LANES, problem.vector
             first, last = self.beside, LANES
+        self.accesses = self.lines if problem.layout == "v_major" else self.channels  # of a lane to a state
+        self.pieces = problem.vector * BYTES[problem.initial] // ACCESS if problem.initial else 0  # of such an access
+        self.state_bytes = config.warps * self.accesses * self.pieces * LANES * ACCESS
         # Lane bits over which a row is summed; the first ones say which line a lane ends with.
         self.bits = [1 << i for i in range(5) if first <= 1 << i < last]
 
@@ -75,6 +82,7 @@ class DecodeKernel:
         self.kernel(arguments).launch(
             grid=[Int32(block[names["sequences"]]) * (self.problem.heads * self.tiles), 1, 1],
             block=[self.config.warps * LANES, 1, 1],
+            preferred_smem_carveout=100,  # for as many CTAs as the registers admit: L1 has nothing to do
             use_pdl=self.dependent,  # every access to memory comes after griddepcontrol.wait
             stream=stream,
         )
@@ -101,31 +109,44 @@ class _Warp:
         self.lane = thread % LANES
         tile, rest = block % kernel.tiles, block // kernel.tiles
         self.head, self.sequence = rest % self.problem.heads, rest // self.problem.heads
-        self.first_row = tile * kernel.config.rows + thread // LANES * kernel.warp_rows
+        warp = thread // LANES
+        if kernel.state_bytes:
+            shared = SmemAllocator().allocate(kernel.state_bytes + kernel.config.warps * LANES * 4, ACCESS)
+            base = Int32(shared.toint())
+            self.held = base + (warp * (kernel.accesses * kernel.pieces) * LANES + self.lane) * ACCESS
+            self.zero = base + kernel.state_bytes + thread * 4
+        self.first_row = tile * kernel.config.rows + warp * kernel.warp_rows
         beside, lane = kernel.beside, self.lane
         if self.problem.layout == "v_major":
-            self.first_channel = lane % beside * VECTOR
+            self.first_channel = lane % beside * kernel.channels
             self.line_row = self.first_row + lane // beside  # of line 0
             self.owned = self.line_row + lane % kernel.lines * (LANES // beside)
             self.owns = lane % beside < kernel.lines
             self.sources = [lane // beside * beside + line for line in range(kernel.lines)]
         else:
             self.first_channel = lane // beside * kernel.channels
-            self.line_row = self.first_row + lane % beside * VECTOR
-            self.owned = self.line_row + lane // beside % VECTOR
-            self.owns = lane // beside < VECTOR
-            self.sources = [lane % beside + beside * line for line in range(VECTOR)]
+            self.line_row = self.first_row + lane % beside * kernel.lines
+            self.owned = self.line_row + lane // beside % kernel.lines
+            self.owns = lane // beside < kernel.lines
+            self.sources = [lane % beside + beside * line for line in range(kernel.lines)]
 
     def run(self) -> None:
         problem = self.problem
         self.locate()
-        self.state = self.load_state()
+        if not problem.slot_dtype:
+            self.fetch_state()
         self.parameters()
         tokens = [self.operands(step) for step in range(min(AHEAD, problem.most))]
+        cute.arch.sync_warp()  # no load moves below it
+        if problem.slot_dtype:  # its address is known last
+            self.fetch_state()
+        self.state = self.read_state()
+        tokens = [self.held_back(token) for token in tokens]
         for step in range(problem.most):
-            self.token(step, tokens[step])
             if step + AHEAD < problem.most:
                 tokens.append(self.operands(step + AHEAD))
+                cute.arch.sync_warp()
+            self.token(step, tokens[step])
         self.finish()
 
     # --- where
@@ -191,7 +212,7 @@ class _Warp:
             return self.args[f"{port}.line"]
         return Int32(self.state_bytes(port) * (problem.key if problem.layout == "v_major" else problem.value))
 
-    def accesses(self, port: str, slot: Int32) -> list[Int64]:
+    def places(self, port: str, slot: Int32) -> list[Int64]:
         """The addresses of a lane's accesses to a state, 4 elements each."""
         problem, kernel = self.problem, self.kernel
         first, stride = self.state_address(port, slot), self.line_stride(port)
@@ -199,20 +220,47 @@ class _Warp:
             return [first + Int64(stride * Int32(LANES // kernel.beside)) * Int64(i) for i in range(kernel.lines)]
         return [first + Int64(stride) * Int64(i) for i in range(kernel.channels)]
 
-    def load_state(self) -> list[list[Float32]]:
-        """S[line][channel]; zeros without an initial state, and of a sequence that is skipped."""
+    def fetch_state(self) -> None:
+        """Copy the lane's accesses to shared memory, all at once: they need no registers on the way."""
+        if self.problem.initial:
+            valid = _flag(self.valid)
+            places = self.places("initial_state", self.slot)
+            for access, place in enumerate(places):
+                for piece in range(self.kernel.pieces):
+                    at = place + Int64(piece * ACCESS) if piece else place
+                    copy_to_shared(self.shared(access, piece), at, valid)
+            zero_in_shared(self.zero, places[0])
+            cute.arch.cp_async_commit_group()
+
+    def read_state(self) -> list[list[Float32]]:
+        """S[line][channel]; zeros without an initial state, and of a sequence that is skipped. A lane reads what it copied."""
         problem, kernel = self.problem, self.kernel
         if not problem.initial:
             return [[Float32(0.0)] * kernel.channels for _ in range(kernel.lines)]
-        valid, v_major = _flag(self.valid), problem.layout == "v_major"
-        places = self.accesses("initial_state", self.slot)
-        found = [load(place, problem.initial, VECTOR, valid, once=v_major) for place in places]
-        return found if v_major else [list(line) for line in zip(*found, strict=True)]
+        cute.arch.cp_async_wait_group(0)
+        found = []
+        for access in range(kernel.accesses):
+            pieces = [load_shared(self.shared(access, piece), problem.initial) for piece in range(kernel.pieces)]
+            found.append([value for piece in pieces for value in piece])
+        return found if problem.layout == "v_major" else [list(line) for line in zip(*found, strict=True)]
+
+    def held_back(self, token: Any) -> Any:
+        """The operands, with gates and beta that are not known before the state is there: else the compiler takes their
+        functions up between the loads, and the warp waits for the first before it issues the last."""
+        if not self.problem.initial:
+            return token
+        k, q, v, g, b = token
+        (zero,) = load_shared(self.zero, "float32", 4)
+        return k, q, v, [x + zero for x in g], b + zero
+
+    def shared(self, access: int, piece: int) -> Int32:
+        """Of a lane's access; those of a warp's lanes lie side by side."""
+        return self.held + Int32((access * self.kernel.pieces + piece) * LANES * ACCESS)
 
     def store_state(self, slot: Int32, valid: Boolean | None) -> None:
         problem = self.problem
         lines = self.state if problem.layout == "v_major" else list(zip(*self.state, strict=True))
-        for place, values in zip(self.accesses("final_state", slot), lines, strict=True):
+        for place, values in zip(self.places("final_state", slot), lines, strict=True):
             store(place, list(values), problem.final, _flag(valid))
 
     # --- tokens
@@ -237,9 +285,11 @@ class _Warp:
         return Int64(self.first_channel * BYTES[dtype] if self.problem.variant == "kda" else 0)
 
     def operands(self, step: int) -> tuple[list[Float32], list[Float32], Float32, list[Float32], Float32]:
-        """k, q (of the lane's channels), v (of its row), gates and beta of a token; zeros for one that is not live."""
+        """k, q (of the lane's channels), v (of its row), gates and beta of a token; zeros for one that is not there."""
         problem, kernel = self.problem, self.kernel
-        token, valid = self.start + Int32(step), _flag(self.alive(step))
+        token, valid = self.start + Int32(step), None
+        if problem.index_dtype:
+            valid = _flag(Int32(step) < self.span)  # not of what the slot says: that comes later
         size, channel = BYTES[problem.io], self.first_channel
         heads = {port: self.head // (problem.heads // getattr(problem, f"heads_{port}")) for port in "qkv"}
         k, q = (
@@ -334,7 +384,7 @@ class _Warp:
             self.clear(self.past + n, self.args["tokens"], sequences)
 
     @cute.jit
-    def clear(self, first: Int32, end: Int32, step: Int32):
+    def clear(self, first: Int32, end: Int32, step: Int32) -> None:
         """O of tokens first, first + step, .. below end."""
         for token in cutlass.range(first, end, step):
             store(self.o_address(token), [Float32(0.0)], self.problem.output, _flag(self.owns))

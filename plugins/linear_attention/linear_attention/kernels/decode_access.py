@@ -1,7 +1,8 @@
-"""Predicated vector loads and stores of global memory, from and to fp32 registers, at plain byte addresses. Imported by ``decode``.
+"""Predicated vector loads and stores, from and to fp32 registers, at plain byte addresses, and copies to shared memory. Imported
+by ``decode``.
 
-Every access is one inline PTX instruction under a predicate, kept in its place: no branch, so that many loads are in flight
-before the first is used. What is not loaded is 0. Addresses are multiples of the access: elements * bytes, at most 16 bytes.
+Every access is one inline PTX instruction, under a predicate instead of a branch, so that many are in flight before the first is
+used. What is not loaded is 0. Addresses are multiples of the access: elements * bytes, at most 16 bytes.
 """
 
 from __future__ import annotations
@@ -12,34 +13,50 @@ from cutlass import Float32, Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
-from ..decode_problem import BYTES
+from ..decode_problem import ACCESS, BYTES
 
-__all__ = ["load", "load_index", "store"]
-
-MOST = 16  # bytes of an access
+__all__ = ["copy_to_shared", "load", "load_index", "load_shared", "store", "zero_in_shared"]
 
 _TYPES = {"f": Float32, "r": Int32, "l": Int64}
 
 
-def load(address: Int64, dtype: str, count: int, valid: Int32 | None = None, once: bool = False) -> list[Float32]:
-    """``count`` neighbours of data type ``dtype`` as fp32. ``once``: no other warp reads them, so L1 need not keep them."""
+def load(address: Int64, dtype: str, count: int, valid: Int32 | None = None) -> list[Float32]:
+    """``count`` neighbours of data type ``dtype`` as fp32."""
     size = BYTES[dtype]
-    most = MOST // size
+    most = ACCESS // size
     values: list[Float32] = []
     for start in range(0, count, most):
         at = address + Int64(start * size) if start else address
         part = min(most, count - start)
-        values += _load_one(at, dtype, valid) if part == 1 and size == 2 else _load(at, dtype, part, valid, once)
+        values += _load_one(at, dtype, valid) if part == 1 and size == 2 else _load(at, dtype, part, valid)
     return values
 
 
 def store(address: Int64, values: list[Float32], dtype: str, valid: Int32 | None = None) -> None:
     """Round fp32 values to ``dtype`` (to nearest even) and store them side by side."""
     size = BYTES[dtype]
-    most = MOST // size
+    most = ACCESS // size
     for start in range(0, len(values), most):
         at = address + Int64(start * size) if start else address
         _store(at, values[start : start + most], dtype, valid)
+
+
+def zero_in_shared(shared: Int32, address: Int64) -> None:
+    """A word of zero, by a cp.async that reads nothing at ``address``."""
+    _asm("cp.async.ca.shared.global [$0], [$1], 4, 0;", [], [shared, address])
+
+
+def copy_to_shared(shared: Int32, address: Int64, valid: Int32 | None = None) -> None:
+    """cp.async of 16 bytes, past L1; zeros where it is not valid."""
+    if valid is None:
+        _asm("cp.async.cg.shared.global [$0], [$1], 16;", [], [shared, address])
+    else:
+        _asm("cp.async.cg.shared.global [$0], [$1], 16, $2;", [], [shared, address, valid * Int32(ACCESS)])
+
+
+def load_shared(shared: Int32, dtype: str, size: int = ACCESS) -> list[Float32]:
+    """``size`` bytes of shared memory, a multiple of 4, as fp32."""
+    return [value for word in _words("shared", shared, size // 4, None) for value in _unpacked(word, dtype)]
 
 
 def load_index(address: Int64, dtype: str) -> Int64:
@@ -49,15 +66,17 @@ def load_index(address: Int64, dtype: str) -> Int64:
     return Int64(value)
 
 
-def _load(address: Int64, dtype: str, count: int, valid: Int32 | None, once: bool) -> list[Float32]:
-    words = count * BYTES[dtype] // 4
+def _load(address: Int64, dtype: str, count: int, valid: Int32 | None) -> list[Float32]:
+    words = _words("global", address, count * BYTES[dtype] // 4, valid)
+    return [value for word in words for value in _unpacked(word, dtype)]
+
+
+def _words(space: str, address: Any, words: int, valid: Int32 | None) -> list[Int32]:
     places = [f"${i}" for i in range(words)]
     vector = f"{{{', '.join(places)}}}" if words > 1 else places[0]
-    hint = ".L1::no_allocate" if once else ""
-    instruction = f"ld.global{hint}.{f'v{words}.' if words > 1 else ''}b32 {vector}, [${words}];"
+    instruction = f"ld.{space}.{f'v{words}.' if words > 1 else ''}b32 {vector}, [${words}];"
     clear = " ".join(f"mov.b32 {place}, 0;" for place in places)
-    found = _asm(_under(instruction, valid, words + 1, clear), [Int32] * words, [address], valid)
-    return [value for word in found for value in _unpacked(word, dtype)]
+    return _asm(_under(instruction, valid, words + 1, clear), [Int32] * words, [address], valid)
 
 
 def _load_one(address: Int64, dtype: str, valid: Int32 | None) -> list[Float32]:
