@@ -53,7 +53,7 @@ class Inverses:
 
     @cute.jit
     def put(self, n, matrix, scratch, lane, warp):
-        for row in range(4):
+        for row in cutlass.range_constexpr(4):
             if warp == row:
                 for column in cutlass.range_constexpr(row + 1):
                     values = [n[matrix, 16 * row + i, 16 * column + j] for i, j in fragment(lane)]

@@ -139,7 +139,7 @@ def expected(problem, chunk):
     beta = 2 / (1 + np.exp(-chunk.beta)) if problem.neg_eigval else chunk.beta
     nk, nq = (1 / np.sqrt((x**2).sum(1) + 1e-6) if problem.l2norm else np.ones(len(x)) for x in (chunk.k, chunk.q))
     total = np.cumsum(g)
-    # Exact differences: those of large sums have lost their digits in fp64, too.
+    # Not differences of the sums, of which large ones have lost their digits in fp64, too.
     apart = np.array([[g[j + 1 : i + 1].sum() for j in range(len(g))] for i in range(len(g))])
     decay = np.tril(np.exp(np.minimum(apart, 0)))
     scores = chunk.k @ chunk.k.T
@@ -149,7 +149,7 @@ def expected(problem, chunk):
         "T": decay * inverse * beta,
         "P": decay * problem.scale * nq[:, None] * nk * (chunk.q @ chunk.k.T),
         "a": np.exp(total) * nk,
-        "c": np.exp(total[-1] - total) * nk,
+        "c": np.exp(apart[-1]) * nk,
         "d": np.exp(total) * problem.scale * nq,
         "decay": np.exp(total[-1:]),
     }

@@ -36,7 +36,9 @@ from cutlass import Float32, Int32, Uint32, cute
 
 from . import warp as w
 
-__all__ = ["BLOCK", "SCRATCH_BYTES", "put_block", "put_diagonal", "unit_lower_inverse"]
+__all__ = [
+    "BLOCK", "BLOCKS", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_block", "put_diagonal", "unit_lower_inverse",
+]  # fmt: skip
 
 BLOCK = 16
 BLOCKS = 4  # of a side
@@ -80,18 +82,33 @@ def put_diagonal(scratch: Int32, index: Any, values: Sequence[Float32], lane: In
 
 
 def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: Emit) -> None:
-    """Warp c of the warpgroup (``thread`` 0 to 127) makes column c of blocks of A = (I - N)^-1.
+    """Warp c of the warpgroup (``thread`` 0 to 127) makes column c of blocks of A = (I - N)^-1: the three steps below.
+
+    One meeting at barrier ``named_barrier`` of 128 threads. Scratch may be written again after the warpgroup has met once more.
+    """
+    lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
+    invert_diagonal(scratch, warp, lane)
+    cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
+    columns(scratch, warp, lane, emit)
+
+
+def invert_diagonal(scratch: Int32, index: Int32, lane: Int32) -> None:
+    """Diagonal block ``index``, in place. By the warp that put it there, or after a barrier."""
+    cute.arch.sync_warp()
+    _substitute(_diagonal(scratch, index), lane)
+
+
+def columns(
+    scratch: Int32, warp: Int32, lane: Int32, emit: Emit, *, besides: Callable[[int], None] | None = None
+) -> None:
+    """Column ``warp`` of blocks, when all of N is there and its diagonal blocks are inverted.
 
     ``emit(r, c, values)`` gets the fragment of block (r, c) of A *transposed*, r >= c: value 4n + 2h + e is
     A[16 r + 8 n + 2 t + e, 16 c + g + 8 h]. It is called while the kernel is traced, for every c and r, inside a branch that warp c takes; r and
-    c are Python ints. Blocks with r < c are 0 and not emitted. One meeting at barrier ``named_barrier`` of 128 threads; what other
-    warps wrote before it is visible to ``emit``. Scratch may be written again after the warpgroup has met once more.
+    c are Python ints. Blocks with r < c are 0 and not emitted. ``besides(c)`` is called first in that branch: work that the compiler can
+    put where products are waited for.
     """
-    lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
-    cute.arch.sync_warp()
-    _substitute(_diagonal(scratch, warp), lane)
-    cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
-    _Columns(scratch, lane, emit).choose(warp)
+    _Columns(scratch, lane, emit, besides).choose(warp)
 
 
 def _diagonal(scratch: Int32, index: Any) -> Any:
@@ -126,8 +143,8 @@ def _substitute(address: Int32, lane: Int32) -> None:
 class _Columns:
     """The columns of blocks, in straight code for each warp."""
 
-    def __init__(self, scratch: Int32, lane: Int32, emit: Emit) -> None:
-        self.scratch, self.emit = scratch, emit
+    def __init__(self, scratch: Int32, lane: Int32, emit: Emit, besides: Callable[[int], None] | None) -> None:
+        self.emit, self.besides = emit, besides
         self.natural = scratch + _piece(lane % 8 + 8 * (lane >> 4), (lane >> 3) & 1)  # B operand, stored [n][k]
         self.turned = scratch + _piece(lane % 16, lane >> 4)  # A operand; transposed, B operand stored [k][n]
 
@@ -139,6 +156,8 @@ class _Columns:
 
     def column(self, c: int) -> None:
         """Sums of a row are updated by each W as soon as it is there, so that only the last product is waited for."""
+        if self.besides:
+            self.besides(c)
         known = self._halves(self.turned, _BELOW + c, transposed=False)
         values = [value for first, rest in zip(*known, strict=True) for value in w.joined(first, rest)]
         sums: dict[int, _Sum] = {r: _Sum() for r in range(c + 1, BLOCKS)}
@@ -146,11 +165,12 @@ class _Columns:
             if r > c:
                 total = _halves_of(sums[r].values())
                 product = _Sum()
-                product.add(total, self._halves(self.turned, _BELOW + r, transposed=True))
+                product.add(total, self._halves(self.turned, _BELOW + r, transposed=True), last=True)
                 values = product.values()
                 known = _halves_of(values)
             for later in range(r + 1, BLOCKS):
-                sums[later].add(known, self._halves(self.natural, block_number(later, r), transposed=False))
+                below = self._halves(self.natural, block_number(later, r), transposed=False)
+                sums[later].add(known, below, last=later == r + 1)
             self.emit(r, c, values)
 
     def _halves(self, address: Int32, number: int, *, transposed: bool) -> tuple[list[Uint32], list[Uint32]]:
@@ -164,17 +184,20 @@ def _halves_of(values: Sequence[Float32]) -> tuple[list[Uint32], list[Uint32]]:
 
 
 class _Sum:
-    """A 16 x 16 sum of products. The three products of halves have their own sums, so that none waits for another."""
+    """A 16 x 16 sum of products of operands in halves. The last product's three have their own sums, so that none waits for another; those
+    before it have time, and take a third of the registers."""
 
     def __init__(self) -> None:
-        self.parts: list[list[list[Float32] | None]] = [[None, None] for _ in range(3)]
+        self.large: list[list[Float32] | None] = [None, None]
+        self.small: list[list[list[Float32] | None]] = []
 
-    def add(self, a: tuple[list[Uint32], list[Uint32]], b: tuple[list[Uint32], list[Uint32]]) -> None:
-        """a b, of operands in halves; ``b`` as load_matrices gives it: two words for columns 0-7, two for 8-15."""
-        for part, (i, j) in zip(self.parts, ((0, 0), (0, 1), (1, 0)), strict=True):
+    def add(self, a: Sequence[Sequence[Uint32]], b: Sequence[Sequence[Uint32]], *, last: bool) -> None:
+        """a b; ``b`` as load_matrices gives it: two words for columns 0-7, two for 8-15."""
+        self.small = [[None, None], [None, None]] if last else [self.large, self.large]
+        for part, (i, j) in zip((*self.small, self.large), ((0, 1), (1, 0), (0, 0)), strict=True):
             for n in range(2):
                 part[n] = w.mma("bfloat16", a[i], b[j][2 * n : 2 * n + 2], part[n])
 
     def values(self) -> list[Float32]:
-        large, *small = ([*(part[0] or ()), *(part[1] or ())] for part in self.parts)
+        large, *small = ([*(part[0] or ()), *(part[1] or ())] for part in (self.large, *self.small))
         return [x + (y + z) for x, y, z in zip(large, *small, strict=True)]

@@ -39,7 +39,7 @@ from . import scores, tiles
 from . import warp as w
 from .arguments import Args
 from .gates import Beta, Gate
-from .inverse import BLOCK, BLOCKS, put_block, put_diagonal, unit_lower_inverse
+from .inverse import BLOCK, BLOCKS, columns, invert_diagonal, put_block, put_diagonal
 from .inverse import SCRATCH_BYTES as INVERSE_BYTES
 
 __all__ = ["VECTORS", "PrepareGdn"]
@@ -113,7 +113,6 @@ class PrepareGdn:
         io, key, l2norm = self.problem.io, self.problem.key, self.problem.l2norm
         lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         kk = scores.issue(io, key, k_addr, k_addr)
-        qk = scores.issue(io, key, q_addr, k_addr)
 
         tokens = self._tokens(g, beta, amplitude, bias, valid, lane)
         rows = [BLOCK * warp + (lane >> 2) + 8 * half for half in range(2)]
@@ -124,7 +123,7 @@ class PrepareGdn:
             q_squares = scores.squares(io, key, q_addr, warp, lane)
             q_scale = [x * w.rsqrt(s + Float32(_NORM_EPSILON)) for x, s in zip(q_scale, q_squares, strict=True)]
 
-        tiles.wait(1)
+        tiles.wait(0)
         kk = tiles.landed(kk)
         norms, shifted, row_scale = [Float32(1.0)] * 2, sums, [-beta for beta in betas]
         if l2norm:
@@ -136,6 +135,7 @@ class PrepareGdn:
             shifted = [x + Float32(0.5) * w.log2(s) for x, s in zip(sums, k_squares, strict=True)]
             row_scale = [x * (norm * norm) for x, norm in zip(row_scale, norms, strict=True)]
         below = [w.chosen(inside[i >> 1 & 1], x * row_scale[i >> 1 & 1], Float32(0.0)) for i, x in enumerate(kk)]
+        qk = scores.issue(io, key, q_addr, k_addr)
 
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         # Lanes of even t have row g, those of odd t row g + 8.
@@ -153,10 +153,11 @@ class PrepareGdn:
         w.store_words(vec_addr + VECTORS["decay"], [w.exp2(tokens.total)])
         stage = _Stage(io, scratch_addr, t_addr, p_addr, lane, below, rows, inside, sums, q_scale)
         stage.put(warp)
+        invert_diagonal(scratch_addr, warp, lane)
+        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         tiles.wait(0)
         stage.qk = tiles.landed(qk)
-        unit_lower_inverse(scratch_addr, thread, named_barrier, stage.put_t)
-        stage.put_rest(warp)
+        columns(scratch_addr, warp, lane, stage.put_t, besides=stage.put_p)
         tiles.fence_shared()
 
     def _tokens(
@@ -228,6 +229,7 @@ class _Stage:
         self.p_piece = (lane >> 4) ^ (lane % 8)
         # Columns of P before this one are in, counted from the thread's first.
         bounds = [w.chosen(x, row + 1, Int32(0)) for x, row in zip(inside, rows, strict=True)]
+        self.inside = inside
         self.bounds = [bound - 2 * (lane & 3) for bound in bounds]
         self.qk: Sequence[Float32] = ()
         self.columns: dict[int, list[Any]] = {}
@@ -241,14 +243,11 @@ class _Stage:
     @cute.jit
     def put(self, warp: Int32):
         """-L' of the warp's rows, for the inverse."""
-        for row in cutlass.range_constexpr(BLOCKS):
-            if warp == row:
-                self.put_below(row)
-
-    def put_below(self, row: int) -> None:
-        for column in range(row):
-            put_block(self.scratch, row, column, self.below[8 * column : 8 * column + 8], self.lane)
-        put_diagonal(self.scratch, row, self.below[8 * row : 8 * row + 8], self.lane)
+        values = [_of_warp(self.below[i::8], warp) for i in range(8)]
+        put_diagonal(self.scratch, warp, values, self.lane)
+        for column in cutlass.range_constexpr(BLOCKS - 1):
+            if warp > column:
+                put_block(self.scratch, warp, column, self.below[8 * column : 8 * column + 8], self.lane)
 
     def put_t(self, r: int, c: int, values: Sequence[Float32]) -> None:
         """Block (r, c) of T from that of A' transposed."""
@@ -273,14 +272,8 @@ class _Stage:
                 words.append(w.pack(self.io, *pair))
         w.store_matrices(self.t_place(r, c), words, transposed=True)
 
-    @cute.jit
-    def put_rest(self, warp: Int32):
+    def put_p(self, row: int) -> None:
         """The warp's rows of P, and the zeros above its columns of T."""
-        for number in cutlass.range_constexpr(BLOCKS):
-            if warp == number:
-                self.put_rows(number)
-
-    def put_rows(self, row: int) -> None:
         zeros = [Uint32(0)] * 4
         for other in range(BLOCKS):
             if other < row:
@@ -297,6 +290,7 @@ class _Stage:
                     for e in range(2):
                         x = self.qk[4 * (2 * column + n) + 2 * half + e] * self.q_scale[half]
                         x = x * w.exp2(self.sums[half] - h[e])
-                        pair.append(w.chosen(self.bounds[half] > first + e, x, Float32(0.0)))
+                        held = self.inside[half] if column < row else self.bounds[half] > first + e
+                        pair.append(w.chosen(held, x, Float32(0.0)))
                     words.append(w.pack(self.io, *pair))
             w.store_matrices(self.p_place(row, column), words)
