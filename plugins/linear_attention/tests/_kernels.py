@@ -198,3 +198,15 @@ def check(case, bound=5e-3):
     if p.final:
         found = values(case.arrays["final_state"], p.state_dtype)
         assert error(found, state) < bound
+
+
+def run_segments(case, segments, **options):
+    """Both passes, with the states of segments combined in numpy between them."""
+    p, n = case.problem, len(case.lengths)
+    workspace = new_workspace(case, segments)
+    offset = workspace_offsets(p, case.sizes["tokens"], n)[1]
+    run(case, summary=True, segments=segments, workspace=workspace, **options)
+    slots = workspace[offset:].view(np.float32).reshape(n, p.heads, segments, p.value + p.key, p.key)
+    for s in range(1, segments - 1):
+        slots[:, :, s, : p.value] += slots[:, :, s - 1, : p.value] @ slots[:, :, s, p.value :]
+    run(case, segments=segments, workspace=workspace, **options)

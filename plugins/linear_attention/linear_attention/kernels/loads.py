@@ -37,11 +37,15 @@ def tile_layout(io: str, columns: int) -> cute.ComposedLayout:
 
 
 class Loader:
-    """Loads for a CTA of ``problem``."""
+    """Loads for a CTA of ``problem``. ``summary``: of a record, without Q~ and P."""
 
-    def __init__(self, problem: Problem, layout: PrefillLayout) -> None:
+    def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool) -> None:
         self.problem, self.layout = problem, layout
-        self.record = record_layout(problem)
+        self.record = record = record_layout(problem)
+        # (first byte, bytes) of what goes to a stage of operands, and from T on to a place of matrices
+        self.tiles = ((0, record.q_in), (record.k_out, record.t - record.k_out)) if summary else ((0, record.t),)
+        rest = record.decay - record.t, record.used - record.decay
+        self.squares = ((0, record.p - record.t), rest) if summary else ((0, sum(rest)),)
         self.barriers = Barriers(layout)
 
     def atoms(self, args: Args) -> tuple[Any, ...]:
@@ -99,20 +103,24 @@ class Loader:
         operands, matrices, size = self.layout.operands, self.layout.matrices, self.record.size
         stage, slot = Place(Int32(0), Int32(0)), Place(Int32(0), Int32(0))
         record = args.workspace.toint() + (Int64(work.slot) * self.problem.heads + work.head) * size
-        split, stop = self.record.t, self.record.used
         for _ in cutlass.range(work.chunks, unroll=1):
             self.barriers.wait(smem, "empty", stage.index, stage.phase ^ 1)
             full = self.barriers.of(smem, "full", stage.index)
-            cute.arch.mbarrier_arrive_and_expect_tx(full, split)
-            bulk_load((smem + (operands.start + stage.index * operands.size)).toint(), record, split, full)
+            self.load_parts((smem + (operands.start + stage.index * operands.size)).toint(), record, self.tiles, full)
             self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
             ready = self.barriers.of(smem, "ready", slot.index)
-            cute.arch.mbarrier_arrive_and_expect_tx(ready, stop - split)
-            bulk_load(
-                (smem + (matrices.start + slot.index * matrices.size)).toint(), record + split, stop - split, ready
-            )  # fmt: skip
+            there = (smem + (matrices.start + slot.index * matrices.size)).toint()
+            self.load_parts(there, record + self.record.t, self.squares, ready)
             stage, slot = advanced(stage, operands.count), advanced(slot, matrices.count)
             record = record + Int64(self.problem.heads * size)
+
+    def load_parts(
+        self, place: Int32, address: Int64, parts: tuple[tuple[int, int], ...], target: cute.Pointer
+    ) -> None:
+        """Bulk copies of parts (first byte, bytes) of a record, as one arrival. By one thread."""
+        cute.arch.mbarrier_arrive_and_expect_tx(target, sum(size for _, size in parts))
+        for first, size in parts:
+            bulk_load(place + first, address + first, size, target)
 
     def target(self, smem: cute.Pointer, row: str, index: Int32, tail: int, partial: Any) -> cute.Pointer:
         """The barrier that a chunk's loads report to."""

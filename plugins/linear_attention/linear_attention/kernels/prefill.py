@@ -55,7 +55,7 @@ class Prefill:
     def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool = False, prepare: Any = None) -> None:
         self.problem, self.layout, self.summary = problem, layout, summary
         self.barriers = Barriers(layout)
-        self.loader, self.output = Loader(problem, layout), Output(problem, layout)
+        self.loader, self.output = Loader(problem, layout, summary=summary), Output(problem, layout)
         self.scan = Scan(problem, layout, summary=summary)
         self.slabs = problem.slabs + (problem.key // SLAB if summary else 0)
         self.prepare = None if layout.prepared else prepare or _prepare(problem)
@@ -132,24 +132,32 @@ class Prefill:
         group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         stage, slot = Place(group, Int32(0)), Place(group, Int32(0))
-        amplitude, bias = self.prepare.parameters(args, work.head)
-        for chunk in cutlass.range(group, work.chunks, 2, unroll=1):
-            place = base + (operands.start + stage.index * operands.size)
-            t = base + (matrices.start + slot.index * matrices.size)
-            valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
-            g, beta = self.prepare.gates(args, work.head, work.first + chunk * CHUNK, valid, thread)
-            self.barriers.wait(smem, "full", stage.index, stage.phase)
-            self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
-            self.prepare.run(
-                place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
-                base + (scratch.start + group * scratch.size), g, beta, amplitude, bias, valid, thread,
-                PREPARE_BARRIER + group,
-            )  # fmt: skip
-            cute.arch.sync_warp()
-            if thread % 32 == 0:
-                self.barriers.arrive(smem, "ready", slot.index)
-                self.barriers.arrive(smem, "empty", stage.index)
-            stage, slot = advanced(stage, operands.count, 2), advanced(slot, matrices.count, 2)
+        if group < work.chunks:
+            amplitude, bias = self.prepare.parameters(args, work.head)
+            g, beta = self.gates(args, work, group, thread)
+            for chunk in cutlass.range(group, work.chunks, 2, unroll=1):
+                place = base + (operands.start + stage.index * operands.size)
+                t = base + (matrices.start + slot.index * matrices.size)
+                valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
+                self.barriers.wait(smem, "full", stage.index, stage.phase)
+                self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
+                mine = g, beta
+                g, beta = self.gates(args, work, cutlass.min(chunk + 2, work.chunks - 1), thread)
+                self.prepare.run(
+                    place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
+                    base + (scratch.start + group * scratch.size), *mine, amplitude, bias, valid, thread,
+                    PREPARE_BARRIER + group,
+                )  # fmt: skip
+                cute.arch.sync_warp()
+                if thread % 32 == 0:
+                    self.barriers.arrive(smem, "ready", slot.index)
+                    self.barriers.arrive(smem, "empty", stage.index)
+                stage, slot = advanced(stage, operands.count, 2), advanced(slot, matrices.count, 2)
+
+    def gates(self, args: Args, work: Work, chunk: Int32, thread: Int32) -> tuple[Any, Any]:
+        """A chunk's gates and betas, on their way from memory."""
+        valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
+        return self.prepare.gates(args, work.head, work.first + chunk * CHUNK, valid, thread)
 
 
 def _prepare(problem: Problem) -> Any:

@@ -223,7 +223,9 @@ class Scan:
         x = tuple(Float32(0.0) for _ in range(self.size))
         identity = row - self.problem.value  # of a summary
         if cutlass.const_expr(self.problem.initial):
-            if (work.segment == 0) & (work.slab < self.problem.slabs):
+            # Of several segments, the summary reads it: the last one may have overwritten it by the time of the scan.
+            first = work.slab < self.problem.slabs if self.summary else work.segments == 1
+            if first & (work.segment == 0):
                 state, inside = state_row(args, work.sequence)
                 if inside:
                     x = self.read(args.initial_state, state, work.head, row, column)

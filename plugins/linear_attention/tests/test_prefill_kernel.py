@@ -1,0 +1,70 @@
+"""The fused prefill of GDN in the emulator against the recurrence in fp64."""
+
+from __future__ import annotations
+
+import _kernels
+import numpy as np
+import pytest
+from linear_attention.problem import Problem
+
+
+def problem(io="bfloat16", key=64, value=64, heads=(1, 1, 1), **options):
+    return Problem(
+        "gdn", io, *heads, key, value,
+        **{"index_dtype": "int32", "scale": key**-0.5, "final": True, "state_dtype": "float32", **options},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("valid", [1, 17, 63, 64])
+def test_one_chunk(valid):
+    case = _kernels.Case(problem(), [valid])
+    _kernels.run(case)
+    _kernels.check(case, 5e-3 if valid > 1 else 1e-2)  # one token: the roundings of its T and P don't average out
+
+
+@pytest.mark.parametrize(("schedule", "seed"), [("late", 0), ("eager", 1), ("random", 2)])
+def test_sequences_between_tokens_of_none(schedule, seed):
+    case = _kernels.Case(problem(initial=True), [70, 0, 128, 5], before=3, after=9, seed=seed)
+    _kernels.run(case, schedule=schedule, seed=seed)
+    _kernels.check(case)
+    assert (case.arrays["O"][:3] == 0).all()
+    assert (case.arrays["O"][-9:] == 0).all()
+
+
+def test_more_chunks_than_places_in_a_ring():
+    case = _kernels.Case(problem(), [64 * 6 + 1], decay=0.005)
+    _kernels.run(case)
+    _kernels.check(case)
+
+
+@pytest.mark.L2
+@pytest.mark.parametrize("io", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("key", "value"), [(64, 128), (128, 64), (128, 128)])
+def test_head_dimensions(key, value, io):
+    case = _kernels.Case(problem(io, key, value, initial=True, l2norm=True), [129, 64], decay=0.02)
+    _kernels.run(case)
+    _kernels.check(case, 5e-3 if io == "bfloat16" else 1e-3)
+
+
+@pytest.mark.parametrize("heads", [(1, 1, 2), (2, 1, 1), (2, 2, 2)])
+def test_groups_of_heads(heads):
+    case = _kernels.Case(problem(heads=heads, l2norm=True), [40])
+    _kernels.run(case)
+    _kernels.check(case)
+
+
+@pytest.mark.L2
+def test_segments():
+    case = _kernels.Case(problem(initial=True, overwrite=True), [64 * 5 + 3, 10, 0], decay=0.01)
+    _kernels.run_segments(case, 3)
+    _kernels.check(case)
+
+
+def test_what_follows_a_tail_is_of_no_effect():
+    whole = _kernels.Case(problem(), [50, 14])
+    alone = _kernels.Case(problem(), [50], after=14)
+    for name in ("q", "k", "v", "g", "beta"):
+        alone.arrays[name][:50] = whole.arrays[name][:50]
+    for case in (whole, alone):
+        _kernels.run(case)
+    assert np.array_equal(whole.arrays["O"][:50], alone.arrays["O"][:50])
