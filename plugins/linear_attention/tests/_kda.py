@@ -163,14 +163,15 @@ def expected(q, k, alpha, beta):
 
 
 def scan(p, x, records):
-    """{"O", "final_state"} by LA's chunk recurrence on the records, in fp64: as the scan computes, but for its roundings."""
+    """{"O", "final_state"} by LA's chunk recurrence on ``records``, the tiles of (slot, head), in fp64: as the scan computes, but for its
+    roundings."""
     v = x["v"].double().numpy()
     sequences = len(x["cu_seqlens"]) - 1 if "cu_seqlens" in x else 1
     state = np.zeros((sequences, p.heads, p.value, p.key))
     o = np.zeros((v.shape[0], p.heads, p.value))
     for slot, n, first, valid in chunks(p, x):
         for head in range(p.heads):
-            r = tiles(p, records[slot, head])
+            r = records[slot, head]
             rows = np.zeros((CHUNK, p.value))
             rows[:valid] = v[first : first + valid, head * p.heads_v // p.heads]
             held = state[n, head]
@@ -178,6 +179,10 @@ def scan(p, x, records):
             o[first : first + valid, head] = (r["q_in"] @ held.T + r["p"] @ u)[:valid]
             state[n, head] = held * r["decay"] + u.T @ r["k_out"]
     return {"O": o, "final_state": state}
+
+
+def rounded(io, values):
+    return torch.from_numpy(values).to(TYPES[io]).double().numpy()
 
 
 def relative(found, want):
@@ -188,20 +193,21 @@ def relative(found, want):
     return float(np.sqrt(np.mean((found - want) ** 2)) / (size or 1.0))
 
 
-def check(p, lengths, seed=0, tail=0, change=None, recurrence_bound=None, **emulator):
+def check(p, lengths, seed=0, tail=0, change=None, **emulator):
     """Records of a batch: tile by tile, and through the recurrence. Returns the largest errors by tile."""
     x = inputs(p, lengths, seed, tail, change)
     records = run(p, x, **emulator)
     q, k, _, alpha, beta = prepared(p, x)
     unit, small = UNIT[p.io], SMALLEST[p.io]
-    worst = {}
+    worst, found, ideal = {}, {}, {}
     owned = set()
     for slot, _, first, valid in chunks(p, x):
         owned.add(slot)
         for head in range(p.heads):
             rows = slice(first, first + valid)
             want = expected(*(values[rows, head] for values in (q, k, alpha, beta)))
-            have = tiles(p, records[slot, head])
+            have = found[slot, head] = tiles(p, records[slot, head])
+            ideal[slot, head] = {name: tile if name == "decay" else rounded(p.io, tile) for name, tile in want.items()}
             for name in ("k_in", "q_in", "k_out", "decay"):
                 bound = (unit if name != "decay" else 0) * 1.01 + 2e-5
                 error = (
@@ -226,11 +232,11 @@ def check(p, lengths, seed=0, tail=0, change=None, recurrence_bound=None, **emul
     assert (records[others] == 0xA5).all()
     arrays = {port: value.double().numpy() for port, value in x.items()}
     want = recurrence.prefill("kda", arrays, **options(p))
-    have = scan(p, x, records)
+    have, best = scan(p, x, found), scan(p, x, ideal)
     end = sum(lengths)
-    worst["O"] = relative(have["O"][:end], want["O"][:end])
-    worst["state"] = relative(have["final_state"], want["final_state"])
-    # The roundings of T and P alone, of 0.0017 each, make 0.0024 of O in bf16 where gates are steep. Equal keys add theirs up.
-    bound = recurrence_bound or {"bfloat16": 3.5e-3, "float16": 5e-4}[p.io]
-    assert max(worst["O"], worst["state"]) <= bound, worst
+    for name, rows in (("O", slice(0, end)), ("final_state", slice(None))):
+        # What the rounding of the tiles to io costs is not the kernel's: equal keys add the errors of T up, to 0.1 in bf16.
+        least = relative(best[name][rows], want[name][rows])
+        worst[name] = relative(have[name][rows], want[name][rows])
+        assert worst[name] <= max(0.9 * unit, 2 * least), (worst, least)
     return worst

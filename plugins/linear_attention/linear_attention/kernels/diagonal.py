@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32, cute
 
-from .kda_words import load_rows, multiply_add, scaled, select, store_words
+from .kda_words import load_rows, load_words, multiply_add, pack, select, store_words
+from .tiles import unpacked
 
-__all__ = ["GROUP", "Scores", "Tokens", "diagonal_scores", "fragment_address"]
+__all__ = ["GROUP", "LINE", "Scores", "Tokens", "diagonal_scores", "fragment_address", "raw_scores"]
 
 GROUP = 8
 LINE = 128  # bytes
@@ -32,43 +33,63 @@ class Scores(NamedTuple):
 
 
 class Tokens:
-    """The warp's 8 tokens, a lane's 2 or 4 neighbouring channels of each.
+    """The warp's 8 tokens, a lane's 2 or 4 neighbouring channels of each, times decays of the tokens of a block around each. Blocks are
+    of 1 token at first; ``widen`` and ``widen_rows``, ``widen_columns`` double them.
 
-    k, q    words, [8][channels / 2]
-    decay   float32, [8][channels]
-    place   shared memory of the lane's channels of the first token's line, in the tile of K
+    rows_k, rows_q   registers of float32, [8 * channels]: k and q times the decays from the block's first token up to their own
+    columns          k times the decays behind it, up to the block's last token
+    totals           products of a block's decays, [8 / size][channels]
+    place            shared memory of the lane's channels of the first token's line, in the tile of K
     """
 
-    def __init__(self, io: str, k: list[Any], q: list[Any], decay: list[Any], place: Int32) -> None:
-        self.io, self.k, self.q, self.decay, self.place = io, k, q, decay, place
+    def __init__(self, io: str, channels: int, place: Int32) -> None:
+        self.io, self.channels, self.place = io, channels, place
+        self.totals: list[Any] = []
+        self.rows_k, self.rows_q, self.columns = (cute.make_rmem_tensor(GROUP * channels, Float32) for _ in range(3))
 
-    def put(self, words: list[Any], token: int, tile: Any, factors: list[Any] | None) -> None:
-        """``words`` of a token, times ``factors`` (None: as they are), to its line of the tile that lies ``tile`` bytes from that of K."""
-        if factors is not None:
-            words = [scaled(self.io, word, *factors[2 * i : 2 * i + 2]) for i, word in enumerate(words)]
+    def words(self, token: int, tile: Any) -> list[Any]:
+        """This lane's channels of a line of the tile that lies ``tile`` bytes from that of K."""
         # 8 lines are one pattern of the swizzle: piece ^ line
-        store_words((self.place ^ Int32(token * (LINE + 16))) + tile, words)
+        return load_words((self.place ^ Int32(token * (LINE + 16))) + tile, self.channels // 2)
 
-    def prefixes(self, start: list[Any] | None = None, first: int = 0, stop: int = GROUP) -> list[Any]:
-        """Products of the decays of ``first`` up to each token, itself included, times ``start``."""
-        found, product = [], start
+    def append(self, k: list[Any], q: list[Any], factor_k: Any, factor_q: Any, decay: list[Any]) -> None:
+        """The next token: words as they lie in memory, factors that they keep (of k: None is 1), decays."""
+        values_k, values_q = ([value for word in words for value in unpacked(self.io, word)] for words in (k, q))
+        first = len(self.totals) * self.channels
+        for i in range(self.channels):
+            value = values_k[i] if factor_k is None else values_k[i] * factor_k
+            self.columns[first + i] = value
+            self.rows_k[first + i] = value * decay[i]
+            self.rows_q[first + i] = values_q[i] * factor_q * decay[i]
+        self.totals.append(decay)
+
+    def widen(self) -> None:
+        """Blocks of twice the size, in the warp."""
+        size = GROUP // len(self.totals)
+        for block in range(0, len(self.totals), 2):
+            first = block * size
+            self.widen_rows(self.totals[block], first + size, first + 2 * size)
+            self.widen_columns(self.totals[block + 1], first, first + size)
+        pairs = zip(self.totals[::2], self.totals[1::2], strict=True)
+        self.totals = [[x * y for x, y in zip(a, b, strict=True)] for a, b in pairs]
+
+    def widen_rows(self, total: list[Any], first: int = 0, stop: int = GROUP) -> None:
+        """A block with the product ``total`` joins those of these tokens, before them."""
+        for at in range(first * self.channels, stop * self.channels):
+            for held in (self.rows_k, self.rows_q):
+                held[at] = held[at] * total[at % self.channels]
+
+    def widen_columns(self, total: list[Any], first: int = 0, stop: int = GROUP) -> None:
+        """The same, behind them."""
+        for at in range(first * self.channels, stop * self.channels):
+            self.columns[at] = self.columns[at] * total[at % self.channels]
+
+    def put(self, held: Any, tile: Any, first: int = 0, stop: int = GROUP) -> None:
+        """``held``, one of the registers, of these tokens to their lines of a tile."""
         for token in range(first, stop):
-            product = _times(product, self.decay[token])
-            found.append(product)
-        return found
-
-    def suffixes(self, start: list[Any] | None = None, first: int = 0, stop: int = GROUP) -> list[Any]:
-        """Products of the decays behind each token, up to ``stop``, times ``start``; None is 1."""
-        found: list[Any] = []
-        product = start
-        for token in reversed(range(first, stop)):
-            found.insert(0, product)
-            product = _times(product, self.decay[token])
-        return found
-
-
-def _times(a: list[Any] | None, b: list[Any]) -> list[Any]:
-    return b if a is None else [x * y for x, y in zip(a, b, strict=True)]
+            at = range(token * self.channels, (token + 1) * self.channels, 2)
+            words = [pack(self.io, held[i], held[i + 1]) for i in at]
+            store_words((self.place ^ Int32(token * (LINE + 16))) + tile, words)
 
 
 def fragment_address(rows: Int32, below: Int32, line: Int32) -> Int32:
@@ -79,47 +100,41 @@ def fragment_address(rows: Int32, below: Int32, line: Int32) -> Int32:
     return tile + (line + lane % 8) * LINE + ((lane // 16 ^ (lane % 8)) << 4)
 
 
-def diagonal_scores(
-    tokens: Tokens, k_tile: Int32, q_tile: Int32, line: Int32, panel: int, steps: int, norms: bool
-) -> tuple[Scores, Any, Any]:
-    """Scores of the warp's tokens with each other, zero above the diagonal and, of k, on it; and with ``norms`` the sums of squares of
-    q and k of token lane / 4, which are right in lanes where lane % 4 = lane / 8.
+def raw_scores(io: str, address: Int32, panel: int, steps: int, norms: bool) -> tuple[Any, Any, Any]:
+    """Products of a token's q and k as they lie in the tiles, of token lane / 4: q k, and with ``norms`` q q and k k. Right in lanes
+    where lane % 4 = lane / 8."""
+    found, squares = _products(io, address, panel, steps, norms)
+    odd = (cute.arch.lane_idx() // 4 & 1) != 0
+    return tuple(select(odd, values[i + 1], values[i]) for values, i in ((found, 0), (squares, 0), (found, 2)))
 
-    ``k_tile``, ``q_tile``: addresses; ``line``: of the first token; ``steps``: channels / 16. The tiles' lines of these tokens are overwritten.
+
+def diagonal_scores(
+    tokens: Tokens, address: Int32, behind_k: Int32, panel: int, steps: int, diagonal: Float32
+) -> Scores:
+    """Scores of the warp's tokens with each other, zero above the diagonal; on it, those of q are ``diagonal`` of the lanes that
+    ``raw_scores`` names, those of k zero.
+
+    ``address``: of the A fragment of Q over K; ``behind_k``: bytes from the tile of K to that of Q; ``steps``: channels / 16. The tiles'
+    lines of these tokens are overwritten. The tokens' blocks are of 8 tokens in the end.
     """
     lane = cute.arch.lane_idx()
-    address = fragment_address(q_tile, k_tile, line)
-    behind_k = q_tile - k_tile
-    for token in range(GROUP):
-        tokens.put(tokens.k[token], token, Int32(0), None)
-        tokens.put(tokens.q[token], token, behind_k, None)
-    found, squares = _products(tokens.io, address, panel, steps, norms)
     row, column = lane // 4, lane % 4 * 2
     apart = [row ^ column, row ^ (column + 1)]
     below = [column < row, column + 1 < row]
-    scores = [select(apart[i % 2] == 0, found[i], Float32(0.0)) if i < 2 else Float32(0.0) for i in range(4)]
-    odd = (row & 1) != 0
-    squares_q, squares_k = select(odd, squares[1], squares[0]), select(odd, found[3], found[2])
+    scores = [select(apart[i] == 0, diagonal, Float32(0.0)) for i in range(2)] + [Float32(0.0)] * 2
     for level in (1, 2, 4):
-        _write_level(tokens, level, behind_k)
+        cute.arch.sync_warp()  # all lanes have read the lines
+        for first in range(0, GROUP, 2 * level):
+            boundary = first + level
+            tokens.put(tokens.columns, Int32(0), first, boundary)
+            tokens.put(tokens.rows_k, Int32(0), boundary, boundary + level)
+            tokens.put(tokens.rows_q, behind_k, boundary, boundary + level)
         found, _ = _products(tokens.io, address, panel, steps, False)
         here = [below[i] & (apart[i] >= level) & (apart[i] < 2 * level) for i in range(2)]
         scores = [select(here[i % 2], found[i], scores[i]) for i in range(4)]
+        tokens.widen()
     cute.arch.sync_warp()
-    return Scores(scores[:2], scores[2:]), squares_q, squares_k
-
-
-def _write_level(tokens: Tokens, level: int, behind_k: Int32) -> None:
-    """Operands of a level below that of the group; those of level 1's columns lie there."""
-    cute.arch.sync_warp()
-    for first in range(0, GROUP, 2 * level):
-        boundary = first + level
-        for token, factors in enumerate(tokens.prefixes(None, boundary, boundary + level), boundary):
-            tokens.put(tokens.k[token], token, Int32(0), factors)
-            tokens.put(tokens.q[token], token, behind_k, factors)
-        if level > 1:
-            for token, factors in enumerate(tokens.suffixes(None, first, boundary), first):
-                tokens.put(tokens.k[token], token, Int32(0), factors)
+    return Scores(scores[:2], scores[2:])
 
 
 def _products(io: str, address: Int32, panel: int, steps: int, squares: bool) -> tuple[list[Any], list[Any]]:

@@ -10,33 +10,15 @@ from typing import Any
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64
-from cutlass._mlir.dialects import llvm
 
 from .tiles import assembly, packed
 
 __all__ = [
-    "as_float",
-    "load_columns", "load_floats", "load_rows", "load_words", "multiply_add", "pack", "read_global", "scaled", "select",
-    "store_floats", "store_words",
+    "copies_done", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiply_add", "pack",
+    "select", "store_floats", "store_words",
 ]  # fmt: skip
 
 _SHORT = {"bfloat16": "bf16", "float16": "f16"}
-_UNPACK = {
-    "bfloat16": ".reg .b32 l, h; shl.b32 l, $i0, 16; and.b32 h, $i0, -65536; mov.b32 x, l; mov.b32 y, h;",
-    "float16": ".reg .b16 l, h; mov.b32 {l, h}, $i0; cvt.f32.f16 x, l; cvt.f32.f16 y, h;",
-}
-
-
-def scaled(io: str, word: Int32, low: Float32, high: Float32) -> Int32:
-    """Both values times their factors in float32, rounded once."""
-    text = f"{{ .reg .f32 x, y; {_UNPACK[io]} mul.f32 x, x, $i1; mul.f32 y, y, $i2; cvt.rn.{_SHORT[io]}x2.f32 $r0, y, x; }}"
-    found: Int32 = assembly(text, [Int32], inputs=[word, low, high], volatile=False)[0]
-    return found
-
-
-def as_float(word: Int32) -> Float32:
-    """A word's bits as a float32."""
-    return Float32(llvm.bitcast(Float32.mlir_type, word.ir_value()))
 
 
 def pack(io: str, low: Float32, high: Float32) -> Int32:
@@ -50,18 +32,15 @@ def select(condition: Any, yes: Any, no: Any) -> Any:
     return type(yes)(cutlass.select_(condition, yes, no))
 
 
-def read_global(address: Int64, words: int, present: Boolean) -> list[Int32]:
-    """``words`` (1, 2 or 4) words in one access, zeros if not ``present``: nothing is read then."""
-    held = [f"t{i}" for i in range(words)]
-    target = f"{{{', '.join(held)}}}" if words > 1 else held[0]
-    kind = f".v{words}.b32" if words > 1 else ".b32"
-    lines = [
-        f".reg .b32 {', '.join(held)}; .reg .pred p; setp.ne.b32 p, $i1, 0;",
-        *(f"mov.b32 {name}, 0;" for name in held),
-        f"@p ld.global.nc{kind} {target}, [$i0];",
-        *(f"mov.b32 $r{i}, {name};" for i, name in enumerate(held)),
-    ]
-    return assembly("{ " + " ".join(lines) + " }", [Int32] * words, inputs=[address, Int32(present)], memory=True)
+def copy_async(target: Int32, source: Int64, present: Boolean) -> None:
+    """16 bytes of global memory to shared memory, in the background; zeros, without a read, if not ``present``."""
+    size = select(present, Int32(16), Int32(0))
+    assembly("cp.async.cg.shared.global [$i0], [$i1], 16, $i2;", inputs=[target, source, size], memory=True)
+
+
+def copies_done() -> None:
+    """Until this thread's copies lie in shared memory."""
+    assembly("cp.async.wait_all;", memory=True)
 
 
 def _load(kind: Any, suffix: str, address: Int32, count: int) -> list[Any]:

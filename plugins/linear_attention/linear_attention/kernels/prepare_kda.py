@@ -31,19 +31,21 @@ from cutlass.memory import SmemAllocator
 from ..problem import Problem
 from ..records import CHUNK, record_layout
 from .arguments import Args
-from .diagonal import GROUP, LINE, Scores, Tokens, diagonal_scores, fragment_address
+from .diagonal import GROUP, LINE, Scores, Tokens, diagonal_scores, fragment_address, raw_scores
 from .gates import Beta, Gate
 from .inverse import SCRATCH_BYTES
 from .kda_chunks import find_chunk
+from .kda_gates import Decays
 from .kda_lower import put_lower, write_t
 from .kda_words import (
-    as_float,
+    copies_done,
+    copy_async,
     load_columns,
     load_floats,
     load_rows,
+    load_words,
     multiply_add,
     pack,
-    read_global,
     select,
     store_floats,
     store_words,
@@ -60,12 +62,13 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Places(NamedTuple):
-    """Addresses in shared memory. The record comes first; until T is written, its tile holds totals and vectors.
+    """Addresses in shared memory. The record comes first.
 
-    totals    float32 [8][K]: the product of a warp's decays
-    vectors   float32 [64] each: beta times the norm factor of k, scale times that of q, that of k
     beta      float32 [64]
+    vectors   float32 [64] each: norm factors of k, and of q times scale
+    totals    float32 [8][K]: the product of a warp's decays
     lower     scratch of the inverse
+    gates     g, token after token; where K-, T and P come later
     """
 
     k_in: Int32
@@ -74,10 +77,11 @@ class Places(NamedTuple):
     t: Int32
     p: Int32
     decay: Int32
-    totals: Int32
-    vectors: Int32
     beta: Int32
+    vectors: Int32
+    totals: Int32
     lower: Int32
+    gates: Int32
 
 
 class PrepareKda:
@@ -91,7 +95,9 @@ class PrepareKda:
         self.panel = CHUNK * LINE
         self.layout = record_layout(problem)
         self.gate, self.beta = Gate.of(problem), Beta.of(problem)
-        self.shared_bytes = self.layout.used + CHUNK * 4 + SCRATCH_BYTES  # 76,544 for 128 channels: three CTAs an SM
+        self.beta_at = self.layout.used
+        self.lower_at = self.beta_at + 3 * CHUNK * 4 + WARPS * problem.key * 4
+        self.shared_bytes = self.lower_at + SCRATCH_BYTES  # 81,152 for 128 channels, 54,272 for 64
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
         """Write the records of ``args`` to its workspace."""
@@ -125,31 +131,37 @@ class PrepareKda:
         """The record of the chunk whose first token is ``first``."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         at = self.places(smem)
-        tokens = self.load(args, first, valid, head, warp, at)
-        scores, squares_q, squares_k = diagonal_scores(
-            tokens, at.k_in, at.q_in, warp * GROUP, self.panel, self.steps, self.problem.l2norm
-        )
-        self.put_vectors(args, at, first, valid, head, warp, squares_q, squares_k)
-        total = tokens.prefixes()[-1]
+        self.load(args, at, first, valid, head, warp)
+        decays = Decays(self.gate, self.amplitude(args, head), self.biases(args, head))
+        beta = self.betas(args, first, valid, head, warp)
+        copies_done()
+        address, behind_k = fragment_address(at.q_in, at.k_in, warp * GROUP), at.q_in - at.k_in
+        raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
+        self.put_vectors(at, warp, beta, *raw[1:])
+        tokens, diagonal = self.begin(at, valid, warp, decays, raw[0])
+        scores = diagonal_scores(tokens, address, behind_k, self.panel, self.steps, diagonal)
+        total = tokens.totals[0]
         self.put_total(at, warp, total)
-        self.write_level(tokens, warp, warp & 1, None, None, at.k_in - at.k_in, at.q_in - at.k_in)
-        self.clear_above(at, warp)
+        self.write_level(tokens, warp & 1, Int32(0), behind_k)
         cute.arch.sync_threads()
-        bases, tails = self.factors(at, warp)
+        self.clear_above(at, warp)
         self.put_scores(at, scores, warp, warp)
         self.level_8(at, warp)
+        total = self.widen(at, tokens, warp, 1, total)
         # Level 16's rows of Q lie where warps with even numbers had theirs, level 32's where the others had.
-        self.write_level(tokens, warp, warp & 2, bases[0], tails[0], at.k_out - at.k_in, self.free_q(at, warp, 16))
+        self.write_level(tokens, warp & 2, at.k_out - at.k_in, self.free_q(at, warp, 16))
         cute.arch.sync_threads()
         self.level_16(at, warp)
-        self.write_level(tokens, warp, warp & 4, bases[1], tails[1], at.k_in - at.k_in, self.free_q(at, warp, 32))
+        total = self.widen(at, tokens, warp, 2, total)
+        self.write_level(tokens, warp & 4, Int32(0), self.free_q(at, warp, 32))
         cute.arch.sync_threads()
         self.level_32(at, warp)
-        norms = self.norms(at, warp)
-        self.write_k_out(at, tokens, tails[2], norms)
+        total = self.widen(at, tokens, warp, 4, total)
+        tokens.put(tokens.columns, at.k_out - at.k_in)
         cute.arch.sync_threads()
-        self.write_in(at, tokens, bases[2], norms)
-        self.write_decay(at, warp, bases[2], total)
+        tokens.put(tokens.rows_k, Int32(0))
+        tokens.put(tokens.rows_q, behind_k)
+        self.write_decay(at, warp, total)
         fence_shared()
         cute.arch.sync_threads()
         record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
@@ -173,10 +185,11 @@ class PrepareKda:
             t=smem + layout.t,
             p=smem + layout.p,
             decay=smem + layout.decay,
-            totals=smem + layout.t,
-            vectors=smem + layout.t + WARPS * self.problem.key * 4,
-            beta=smem + layout.used,
-            lower=smem + layout.used + CHUNK * 4,
+            beta=smem + self.beta_at,
+            vectors=smem + self.beta_at + CHUNK * 4,
+            totals=smem + self.beta_at + 3 * CHUNK * 4,
+            lower=smem + self.lower_at,
+            gates=smem + layout.k_out,
         )
 
     # Loads.
@@ -185,47 +198,38 @@ class PrepareKda:
         """The first channel of this lane."""
         return cute.arch.lane_idx() * self.channels
 
-    def load(self, args: Args, first: Int32, valid: Int32, head: Int32, warp: Int32, at: Places) -> Tokens:
-        """This lane's channels of the warp's tokens."""
+    def load(self, args: Args, at: Places, first: Int32, valid: Int32, head: Int32, warp: Int32) -> None:
+        """Copy the warp's tokens: q and k to their tiles, g line after line; zeros of those that the chunk has not."""
         p = self.problem
-        token = first + warp * GROUP
-        present = [warp * GROUP + i < valid for i in range(GROUP)]
-        raw = [
-            self.load_rows_of(tensor, dtype, token, head * heads // p.heads, present)
-            for tensor, dtype, heads in (
-                (args.g, p.gate_dtype, p.heads),
-                (args.k, p.io, p.heads_k),
-                (args.q, p.io, p.heads_q),
-            )
-        ]
-        amplitude = self.amplitude(args, head)
-        biases = self.biases(args, head)
-        decay = [
-            [
-                select(here, self.gate.decay(g, amplitude, bias), Float32(1.0))
-                for g, bias in zip(self.floats(words, p.gate_dtype), biases, strict=True)
-            ]
-            for words, here in zip(raw[0], present, strict=True)
-        ]
-        channel = self.lane_channel()
-        panel = channel // (LINE // 2)
-        place = at.k_in + panel * self.panel + warp * (GROUP * LINE) + (channel - panel * (LINE // 2)) * 2
-        return Tokens(p.io, raw[1], raw[2], decay, place)
+        lane = cute.arch.lane_idx()
+        for tensor, dtype, heads, tile in (
+            (args.k, p.io, p.heads_k, at.k_in),
+            (args.q, p.io, p.heads_q, at.q_in),
+            (args.g, p.gate_dtype, p.heads, at.gates),
+        ):
+            size = _BYTES[dtype]
+            pieces = p.key * size // 16  # of a token: 8, 16 or 32
+            line, piece = lane // pieces, lane % pieces
+            stride = Int64(tensor.stride[0]) * size
+            source = tensor.iterator.toint() + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * size)
+            source = source + Int64(first + warp * GROUP + line) * stride + piece * 16
+            for i in range(0, GROUP, 32 // pieces):
+                token = i + line
+                if tile is at.gates:
+                    target = tile + (warp * GROUP + token) * (p.key * size) + piece * 16
+                else:
+                    lines = (piece // 8) * CHUNK + warp * GROUP + token
+                    target = tile + lines * LINE + (((piece % 8) ^ token) << 4)
+                copy_async(target, source + i * stride, Boolean(warp * GROUP + token < valid))
 
-    def load_rows_of(self, tensor: Any, dtype: str, token: Int32, head: Int32, present: list[Any]) -> list[Any]:
-        """Words of this lane's channels of 8 tokens of [T, heads, K]; zeros of those that are not ``present``."""
+    def gates(self, at: Places, warp: Int32, token: int) -> list[Any]:
+        """This lane's channels of g of a token."""
+        dtype = self.problem.gate_dtype
         size = _BYTES[dtype]
-        stride = Int64(tensor.stride[0]) * size
-        base = tensor.iterator.toint() + Int64(token) * stride
-        base = base + (Int64(head) * tensor.stride[1] + Int64(self.lane_channel())) * size
-        return [
-            read_global(base + i * stride, self.channels * size // 4, Boolean(here)) for i, here in enumerate(present)
-        ]
-
-    def floats(self, words: list[Any], dtype: str) -> list[Any]:
+        place = at.gates + ((warp * GROUP + token) * self.problem.key + self.lane_channel()) * size
         if dtype == "float32":
-            return [as_float(word) for word in words]
-        return [value for word in words for value in unpacked(dtype, word)]
+            return load_floats(place, self.channels)
+        return [value for word in load_words(place, self.channels // 2) for value in unpacked(dtype, word)]
 
     def amplitude(self, args: Args, head: Int32) -> Float32:
         if not self.problem.a_log_dtype:
@@ -240,31 +244,47 @@ class PrepareKda:
 
     # Vectors.
 
+    def betas(self, args: Args, first: Int32, valid: Int32, head: Int32, warp: Int32) -> Float32:
+        """beta of token lane / 4 of the warp's."""
+        row = warp * GROUP + cute.arch.lane_idx() // 4
+        raw = Float32(args.beta[first + cutlass.min(row, valid - 1), head])
+        return select(row < valid, self.beta.value(raw), Float32(0.0))
+
     @cute.jit
-    def put_vectors(
-        self,
-        args: Args,
-        at: Places,
-        first: Int32,
-        valid: Int32,
-        head: Int32,
-        warp: Int32,
-        squares_q: Float32,
-        squares_k: Float32,
-    ):
+    def put_vectors(self, at: Places, warp: Int32, beta: Float32, squares_q: Float32, squares_k: Float32):
         """The vectors of the warp's tokens: by the lane that has a token's sums of squares."""
         lane = cute.arch.lane_idx()
         row = warp * GROUP + lane // 4
         if lane % 4 == lane // 8:
-            here = row < valid
-            token = first + cutlass.min(row, valid - 1)
-            beta = select(here, self.beta.value(Float32(args.beta[token, head])), Float32(0.0))
-            norm_q = norm_k = Float32(1.0)
+            store_floats(at.beta + row * 4, [beta])
             if cutlass.const_expr(self.problem.l2norm):
                 norm_q, norm_k = rsqrt(squares_q + Float32(EPSILON)), rsqrt(squares_k + Float32(EPSILON))
-            for i, value in enumerate((beta * norm_k, Float32(self.problem.scale) * norm_q, norm_k)):
-                store_floats(at.vectors + (i * CHUNK + row) * 4, [value])
-            store_floats(at.beta + row * 4, [beta])
+                store_floats(at.vectors + row * 4, [norm_k])
+                store_floats(at.vectors + (CHUNK + row) * 4, [Float32(self.problem.scale) * norm_q])
+        cute.arch.sync_warp()
+
+    def begin(self, at: Places, valid: Int32, warp: Int32, decays: Decays, diagonal: Float32) -> tuple[Tokens, Float32]:
+        """The warp's tokens, with the factors that they keep: norms and scale; and ``diagonal``, of token lane / 4, with its factors."""
+        p = self.problem
+        channel = self.lane_channel()
+        panel = channel // (LINE // 2)
+        place = at.k_in + panel * self.panel + warp * (GROUP * LINE) + (channel - panel * (LINE // 2)) * 2
+        tokens = Tokens(p.io, self.channels, place)
+        scale = Float32(p.scale)
+        norms: list[list[Any]] = [[None] * GROUP, [scale] * GROUP]
+        if not p.l2norm:
+            diagonal = diagonal * scale
+        else:
+            rows = [at.vectors + (vector * CHUNK + warp * GROUP) * 4 for vector in range(2)]
+            norms = [[x for half in (0, 16) for x in load_floats(row + half, 4)] for row in rows]
+            own = [load_floats(row + cute.arch.lane_idx() // 4 * 4, 1)[0] for row in rows]
+            diagonal = diagonal * own[0] * own[1]
+        for token in range(GROUP):
+            here = warp * GROUP + token < valid
+            decay = [select(here, value, Float32(1.0)) for value in decays.of(self.gates(at, warp, token))]
+            k, q = tokens.words(token, Int32(0)), tokens.words(token, at.q_in - at.k_in)
+            tokens.append(k, q, norms[0][token], norms[1][token], decay)
+        return tokens, diagonal
 
     def put_total(self, at: Places, warp: Int32, total: list[Any]) -> None:
         store_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, total)
@@ -272,46 +292,28 @@ class PrepareKda:
     def total(self, at: Places, warp: Any) -> list[Any]:
         return load_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, self.channels)
 
-    def factors(self, at: Places, warp: Int32) -> tuple[list[Any], list[Any]]:
-        """For levels 16, 32 and the tiles of the record: products of the decays of the tokens before this warp's, from the boundary
-        of the level's block on, and of those behind it, up to that of the block."""
-        bases, tails = [], []
-        base = tail = [Float32(1.0)] * self.channels
-        for size in (1, 2, 4):
-            other = (warp ^ size) & Int32(-size)
-            block = self.total(at, other)
-            for i in range(1, size):
-                block = [x * y for x, y in zip(block, self.total(at, other + i), strict=True)]
-            second = (warp & size) != 0
-            one = Float32(1.0)
-            base = [x * select(second, y, one) for x, y in zip(base, block, strict=True)]
-            tail = [x * select(second, one, y) for x, y in zip(tail, block, strict=True)]
-            bases.append(base)
-            tails.append(tail)
-        return bases, tails
-
-    def norms(self, at: Places, warp: Int32) -> list[list[Any]]:
-        """Factors of the warp's rows: of k, of q."""
-        return [
-            [
-                value
-                for half in (0, 16)
-                for value in load_floats(at.vectors + (vector * CHUNK + warp * GROUP) * 4 + half, 4)
-            ]
-            for vector in (2, 1)
-        ]
+    @cute.jit
+    def widen(self, at: Places, tokens: Tokens, warp: Int32, size: cutlass.Constexpr[int], total: list) -> list:
+        """Blocks of ``size`` warps join in pairs; ``total``: of the warp's block, before and after."""
+        other = (warp ^ size) & Int32(-size)
+        block = self.total(at, other)
+        for i in cutlass.range_constexpr(1, size):
+            block = times(block, self.total(at, other + i))
+        if (warp & size) != 0:
+            widen_rows(tokens, block)
+        else:
+            widen_columns(tokens, block)
+        return times(total, block)
 
     # Operands and tiles.
 
     @cute.jit
-    def write_level(
-        self, tokens: Tokens, warp: Int32, rows: Int32, base: list, tail: list, k_tile: Int32, q_tile: Int32
-    ):
+    def write_level(self, tokens: Tokens, rows: Int32, k_tile: Int32, q_tile: Int32):
         """Operands of a level: ``rows`` is not 0 where the warp's tokens are rows. The tiles' distances from that of K~."""
         if rows != 0:
-            put_rows(tokens, base, k_tile, q_tile)
+            put_rows(tokens, k_tile, q_tile)
         else:
-            put_columns(tokens, tail, k_tile)
+            put_columns(tokens, k_tile)
 
     def free_q(self, at: Places, warp: Int32, level: int) -> Int32:
         """The distance from the warp's lines of K~ to its rows of Q of level 16 or 32."""
@@ -324,23 +326,10 @@ class PrepareKda:
             return (group // 4 * 2 + group % 2) * 2
         return (group - 4) * 2 + 1
 
-    def write_k_out(self, at: Places, tokens: Tokens, tail: list[Any], norms: list[list[Any]]) -> None:
-        for token, factors in enumerate(tokens.suffixes(tail)):
-            tokens.put(tokens.k[token], token, at.k_out - at.k_in, self.normed(factors, norms[0][token]))
-
-    def write_in(self, at: Places, tokens: Tokens, base: list[Any], norms: list[list[Any]]) -> None:
-        """K~ and Q~."""
-        for token, factors in enumerate(tokens.prefixes(base)):
-            tokens.put(tokens.k[token], token, Int32(0), self.normed(factors, norms[0][token]))
-            tokens.put(tokens.q[token], token, at.q_in - at.k_in, [factor * norms[1][token] for factor in factors])
-
-    def normed(self, factors: list[Any], norm: Float32) -> list[Any]:
-        return [factor * norm for factor in factors] if self.problem.l2norm else factors
-
     @cute.jit
-    def write_decay(self, at: Places, warp: Int32, base: list, total: list):
-        if warp == WARPS - 1:
-            store_floats(at.decay + self.lane_channel() * 4, [x * y for x, y in zip(base, total, strict=True)])
+    def write_decay(self, at: Places, warp: Int32, total: list):
+        if warp == 0:
+            store_floats(at.decay + self.lane_channel() * 4, total)
 
     # Scores.
 
@@ -393,15 +382,10 @@ class PrepareKda:
         """A block of 8 x 8 scores to P and M, with the factors of their rows and columns."""
         lane = cute.arch.lane_idx()
         line, pair = lane // 4, lane % 4
-        row, first = group * GROUP + line, column * GROUP + pair * 2
-        (of_k,) = load_floats(at.vectors + row * 4, 1)
-        (of_q,) = load_floats(at.vectors + (CHUNK + row) * 4, 1)
-        q, k = [value * of_q for value in scores.q], [value * of_k for value in scores.k]
-        if self.problem.l2norm:
-            norms = load_floats(at.vectors + (2 * CHUNK + first) * 4, 2)
-            q, k = ([x * y for x, y in zip(values, norms, strict=True)] for values in (q, k))
-        store_words(at.p + row * LINE + ((column ^ line) << 4) + pair * 4, [pack(self.io, *q)])
-        put_lower(at.lower, group, column, k)
+        row = group * GROUP + line
+        (beta,) = load_floats(at.beta + row * 4, 1)
+        store_words(at.p + row * LINE + ((column ^ line) << 4) + pair * 4, [pack(self.io, *scores.q)])
+        put_lower(at.lower, group, column, [value * beta for value in scores.k])
 
     @cute.jit
     def clear_above(self, at: Places, warp: Int32):
@@ -424,17 +408,26 @@ class PrepareKda:
         )
 
 
-def put_rows(tokens: Tokens, base: list[Any] | None, k_tile: Int32, q_tile: Int32) -> None:
-    """Both tiles' lines of the tokens, each times the decays up to it and ``base``."""
-    for token, factors in enumerate(tokens.prefixes(base)):
-        tokens.put(tokens.k[token], token, k_tile, factors)
-        tokens.put(tokens.q[token], token, q_tile, factors)
+# A method call in a branch of the trace would make a value of the branch of its object.
+def put_rows(tokens: Tokens, k_tile: Int32, q_tile: Int32) -> None:
+    tokens.put(tokens.rows_k, k_tile)
+    tokens.put(tokens.rows_q, q_tile)
 
 
-def put_columns(tokens: Tokens, tail: list[Any] | None, k_tile: Int32) -> None:
-    """Lines of K, each times the decays behind it and ``tail``."""
-    for token, factors in enumerate(tokens.suffixes(tail)):
-        tokens.put(tokens.k[token], token, k_tile, factors)
+def put_columns(tokens: Tokens, k_tile: Int32) -> None:
+    tokens.put(tokens.columns, k_tile)
+
+
+def widen_rows(tokens: Tokens, total: list[Any]) -> None:
+    tokens.widen_rows(total)
+
+
+def widen_columns(tokens: Tokens, total: list[Any]) -> None:
+    tokens.widen_columns(total)
+
+
+def times(a: list[Any], b: list[Any]) -> list[Any]:
+    return [x * y for x, y in zip(a, b, strict=True)]
 
 
 def rsqrt(x: Float32) -> Float32:
