@@ -38,7 +38,7 @@ def kernel_name(problem: DecodeProblem, config: DecodeConfig, target: str) -> st
     """The symbol that profilers show, such as "gdn_decode_sm90_bf16_f32_128x128_r32w4_3f2a91c4": types of q and of states, K x V,
     rows and warps of a CTA; the tail tells kernels of different modes apart."""
     digest = hashlib.sha256(problem.canonical().encode()).hexdigest()[:8]
-    state = _SHORT.get(problem.initial or problem.final, "none")
+    state = _SHORT.get(problem.state_dtype, "none")
     tokens = [f"t{problem.most}"] if problem.most > 1 else []
     parts = [
         problem.variant, "decode", target.rstrip("af").replace("_", ""), _SHORT[problem.io], state,

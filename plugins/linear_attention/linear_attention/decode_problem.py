@@ -42,7 +42,7 @@ class DecodeProblem:
     most         tokens of a sequence, at most (with index_dtype) or exactly: 1 to 8
     gate_dtype, beta_dtype      of g and beta
     index_dtype  of cu_seqlens; "": every sequence has ``most`` tokens
-    initial, final              data type of the initial and of the final state
+    initial, final   whether there is an initial state, a final state; state_dtype: of either ("" if there is none)
     layout       of states, which are [rows, HO, V, K]: "v_major" (stride 1 along K) or "k_major" (stride 1 along V)
     dense        lines of states (rows of K, k_major: of V) follow each other without gaps
     slot_dtype   of state_indices: states are rows of a pool; "": row n is that of sequence n
@@ -67,8 +67,9 @@ class DecodeProblem:
     gate_dtype: str = "float32"
     beta_dtype: str = "float32"
     index_dtype: str = ""
-    initial: str = ""
-    final: str = ""
+    initial: bool = False
+    final: bool = False
+    state_dtype: str = ""
     layout: str = "v_major"
     dense: bool = True
     slot_dtype: str = ""
@@ -91,8 +92,8 @@ class DecodeProblem:
 
     @property
     def vector(self) -> int:
-        """Elements of a state side by side that a thread has: an access of the narrower of its types."""
-        return ACCESS // min((BYTES[dtype] for dtype in (self.initial, self.final) if dtype), default=4)
+        """Elements of a state side by side that a thread has: an access."""
+        return ACCESS // BYTES[self.state_dtype or "float32"]
 
     def canonical(self) -> str:
         """Canonical JSON: equal texts mean equal kernels."""
@@ -129,7 +130,7 @@ def tensor_words(problem: DecodeProblem) -> dict[str, tuple[str, ...]]:
         "a_log": (problem.a_log_dtype, ("address", "head")),
         "dt_bias": (problem.bias_dtype, ("address", "head")),
     }
-    return ports | {port: words for port, (dtype, words) in present.items() if dtype}
+    return ports | {port: words for port, (there, words) in present.items() if there}
 
 
 def argument_words(problem: DecodeProblem) -> dict[str, int]:

@@ -63,8 +63,7 @@ class DecodeKernel:
             self.channels, self.lines = problem.key * self.beside // LANES, problem.vector
             first, last = self.beside, LANES
         self.accesses = self.lines if problem.layout == "v_major" else self.channels  # of a lane to a state
-        self.pieces = problem.vector * BYTES[problem.initial] // ACCESS if problem.initial else 0  # of such an access
-        self.state_bytes = config.warps * self.accesses * self.pieces * LANES * ACCESS
+        self.copied_bytes = config.warps * self.accesses * LANES * ACCESS if problem.initial else 0
         # Lane bits over which a row is summed; the first ones say which line a lane ends with.
         self.bits = [1 << i for i in range(5) if first <= 1 << i < last]
 
@@ -110,11 +109,11 @@ class _Warp:
         tile, rest = block % kernel.tiles, block // kernel.tiles
         self.head, self.sequence = rest % self.problem.heads, rest // self.problem.heads
         warp = thread // LANES
-        if kernel.state_bytes:
-            shared = SmemAllocator().allocate(kernel.state_bytes + kernel.config.warps * LANES * 4, ACCESS)
+        if kernel.copied_bytes:
+            shared = SmemAllocator().allocate(kernel.copied_bytes + kernel.config.warps * LANES * 4, ACCESS)
             base = Int32(shared.toint())
-            self.held = base + (warp * (kernel.accesses * kernel.pieces) * LANES + self.lane) * ACCESS
-            self.zero = base + kernel.state_bytes + thread * 4
+            self.held = base + (warp * kernel.accesses * LANES + self.lane) * ACCESS
+            self.zero = base + kernel.copied_bytes + thread * 4
         self.first_row = tile * kernel.config.rows + warp * kernel.warp_rows
         beside, lane = kernel.beside, self.lane
         if self.problem.layout == "v_major":
@@ -201,16 +200,13 @@ class _Warp:
         if self.problem.layout == "k_major":
             line, along = along, line
         base = self.address(port, slot=slot, head=self.head)
-        return base + Int64(self.line_stride(port)) * Int64(line) + Int64(along * self.state_bytes(port))
-
-    def state_bytes(self, port: str) -> int:
-        return BYTES[self.problem.initial if port == "initial_state" else self.problem.final]
+        return base + Int64(self.line_stride(port)) * Int64(line) + Int64(along * BYTES[self.problem.state_dtype])
 
     def line_stride(self, port: str) -> Any:
         problem = self.problem
         if not problem.dense:
             return self.args[f"{port}.line"]
-        return Int32(self.state_bytes(port) * (problem.key if problem.layout == "v_major" else problem.value))
+        return Int32(BYTES[problem.state_dtype] * (problem.key if problem.layout == "v_major" else problem.value))
 
     def places(self, port: str, slot: Int32) -> list[Int64]:
         """The addresses of a lane's accesses to a state, 4 elements each."""
@@ -226,9 +222,7 @@ class _Warp:
             valid = _flag(self.valid)
             places = self.places("initial_state", self.slot)
             for access, place in enumerate(places):
-                for piece in range(self.kernel.pieces):
-                    at = place + Int64(piece * ACCESS) if piece else place
-                    copy_to_shared(self.shared(access, piece), at, valid)
+                copy_to_shared(self.shared(access), place, valid)
             zero_in_shared(self.zero, places[0])
             cute.arch.cp_async_commit_group()
 
@@ -238,10 +232,7 @@ class _Warp:
         if not problem.initial:
             return [[Float32(0.0)] * kernel.channels for _ in range(kernel.lines)]
         cute.arch.cp_async_wait_group(0)
-        found = []
-        for access in range(kernel.accesses):
-            pieces = [load_shared(self.shared(access, piece), problem.initial) for piece in range(kernel.pieces)]
-            found.append([value for piece in pieces for value in piece])
+        found = [load_shared(self.shared(access), problem.state_dtype) for access in range(kernel.accesses)]
         return found if problem.layout == "v_major" else [list(line) for line in zip(*found, strict=True)]
 
     def held_back(self, token: Any) -> Any:
@@ -253,15 +244,15 @@ class _Warp:
         (zero,) = load_shared(self.zero, "float32", 4)
         return k, q, v, [x + zero for x in g], b + zero
 
-    def shared(self, access: int, piece: int) -> Int32:
+    def shared(self, access: int) -> Int32:
         """Of a lane's access; those of a warp's lanes lie side by side."""
-        return self.held + Int32((access * self.kernel.pieces + piece) * LANES * ACCESS)
+        return self.held + Int32(access * LANES * ACCESS)
 
     def store_state(self, slot: Int32, valid: Boolean | None) -> None:
         problem = self.problem
         lines = self.state if problem.layout == "v_major" else list(zip(*self.state, strict=True))
         for place, values in zip(self.places("final_state", slot), lines, strict=True):
-            store(place, list(values), problem.final, _flag(valid))
+            store(place, list(values), problem.state_dtype, _flag(valid))
 
     # --- tokens
     def parameters(self) -> None:
