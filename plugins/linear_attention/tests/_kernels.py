@@ -49,10 +49,10 @@ class Case:
         self.cu = np.cumsum([before, *lengths])
         held = np.zeros(tokens, bool)
         held[before : before + sum(lengths)] = True
-        unit = lambda heads: (y := rng.standard_normal((tokens, heads, p.key))) / np.linalg.norm(y, axis=-1, keepdims=True)
+        q, k = (rng.standard_normal((tokens, heads, p.key)) for heads in (p.heads_q, p.heads_k))
         x = {
-            "q": unit(p.heads_q) * 4,
-            "k": unit(p.heads_k) * (3 if p.l2norm else 1),
+            "q": 4 * q / np.linalg.norm(q, axis=-1, keepdims=True),
+            "k": (3 if p.l2norm else 1) * k / np.linalg.norm(k, axis=-1, keepdims=True),
             "v": rng.standard_normal((tokens, p.heads_v, p.value)),
             "g": -decay * rng.exponential(size=(tokens, p.heads, *((p.key,) if p.variant == "kda" else ()))),
             "beta": rng.uniform(0.1, 1, (tokens, p.heads)),
@@ -119,10 +119,11 @@ def tiles(case, start, valid, head):
     m = np.tril(beta[:, None] * np.einsum("id,jd,ijd->ij", k, k, between), -1)
     t = np.linalg.inv(np.eye(valid) + m) * beta[None, :]
     scores = np.tril(np.einsum("id,jd,ijd->ij", q, k, between)) * p.scale
-    pad = lambda y, *more: np.pad(y, ((0, CHUNK - valid), *more))
-    rows = [pad(y, (0, 0)) for y in (k * np.exp(sums), q * p.scale * np.exp(sums), k * np.exp(sums[-1] - sums))]
-    square = [pad(y, (0, CHUNK - valid)) for y in (t, scores)]
-    return *rows, *square, np.exp(sums[-1])
+    rest = (0, CHUNK - valid)
+    rows = [
+        np.pad(y, (rest, (0, 0))) for y in (k * np.exp(sums), q * p.scale * np.exp(sums), k * np.exp(sums[-1] - sums))
+    ]
+    return *rows, np.pad(t, (rest, rest)), np.pad(scores, (rest, rest)), np.exp(sums[-1])
 
 
 def records(case):
@@ -210,3 +211,11 @@ def run_segments(case, segments, **options):
     for s in range(1, segments - 1):
         slots[:, :, s, : p.value] += slots[:, :, s - 1, : p.value] @ slots[:, :, s, p.value :]
     run(case, segments=segments, workspace=workspace, **options)
+
+
+def waits(artifact):
+    """(wgmma waits that the PTX has, WARPGROUP.DEPBAR that the machine code has). ptxas adds some, after each wgmma at the worst, where it can't
+    prove that registers are left alone meanwhile, and says so nowhere where a test could see it."""
+    said = artifact.ptx.count("wgmma.wait_group")
+    code = np.frombuffer(artifact.cubin[: len(artifact.cubin) // 16 * 16], np.uint64)[::2]
+    return said, int(((code & 0x8000_0000_FFFF) == 0x8000_0000_79C5).sum())

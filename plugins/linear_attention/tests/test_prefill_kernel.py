@@ -46,6 +46,15 @@ def test_head_dimensions(key, value, io):
     _kernels.check(case, 5e-3 if io == "bfloat16" else 1e-3)
 
 
+@pytest.mark.L2
+@pytest.mark.parametrize("key", [64, 128])
+@pytest.mark.parametrize("summary", [False, True])
+def test_products_stay_asynchronous(key, summary):
+    safe = {"safe": "softplus", "a_log_dtype": "float32", "bias_dtype": "float32", "beta_sigmoid": True, "l2norm": True}
+    said, found = _kernels.waits(_kernels.compiled(problem(key=key, initial=True, **safe), summary).artifact)
+    assert said == found
+
+
 @pytest.mark.parametrize("heads", [(1, 1, 2), (2, 1, 1), (2, 2, 2)])
 def test_groups_of_heads(heads):
     case = _kernels.Case(problem(heads=heads, l2norm=True), [40])

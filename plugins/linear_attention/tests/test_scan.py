@@ -52,6 +52,12 @@ def test_head_dimensions(key, value, io):
     _kernels.check(case, 5e-3 if io == "bfloat16" else 1e-3)
 
 
+@pytest.mark.parametrize("summary", [False, True])
+def test_products_stay_asynchronous(summary):
+    said, found = _kernels.waits(_kernels.compiled(problem(key=128, initial=True), summary).artifact)
+    assert said == found == (4 if summary else 6)
+
+
 @pytest.mark.parametrize("heads", [(1, 1, 3), (2, 2, 1)])
 def test_groups_of_heads(heads):
     case = _kernels.Case(problem(heads=heads), [40])

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN201  the DSL reads return annotations
+# ruff: noqa: ANN201, SIM102  the DSL reads return annotations, and conditions of the trace stand apart
 """The prefill kernel of sm_90a. A CTA keeps 64 rows of a head's state in registers, from a sequence's first chunk to its last.
 
     warpgroup 0       warp 0 loads operand tiles, warp 1 loads V, warp 2 stores O, warp 3 writes the zeros of tokens of no sequence
@@ -27,12 +27,13 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from ..layout import ALIGNMENT, PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
+from . import tiles
 from .arguments import Args
 from .barriers import Barriers, Place, advanced
 from .gaps import zero_gaps
@@ -58,7 +59,7 @@ class Prefill:
         self.loader, self.output = Loader(problem, layout, summary=summary), Output(problem, layout)
         self.scan = Scan(problem, layout, summary=summary)
         self.slabs = problem.slabs + (problem.key // SLAB if summary else 0)
-        self.prepare = None if layout.prepared else prepare or _prepare(problem)
+        self.prepare: Any = None if layout.prepared else prepare or _prepare(problem)
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
         """One pass. For host code."""
@@ -134,18 +135,18 @@ class Prefill:
         stage, slot = Place(group, Int32(0)), Place(group, Int32(0))
         if group < work.chunks:
             amplitude, bias = self.prepare.parameters(args, work.head)
-            g, beta = self.gates(args, work, group, thread)
             for chunk in cutlass.range(group, work.chunks, 2, unroll=1):
                 place = base + (operands.start + stage.index * operands.size)
                 t = base + (matrices.start + slot.index * matrices.size)
                 valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
+                token = work.first + chunk * CHUNK
+                g, beta = self.prepare.gates(args, work.head, token, valid, thread)
+                self.prefetch(args, work.head, token + 2 * CHUNK, thread)
                 self.barriers.wait(smem, "full", stage.index, stage.phase)
                 self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
-                mine = g, beta
-                g, beta = self.gates(args, work, cutlass.min(chunk + 2, work.chunks - 1), thread)
                 self.prepare.run(
                     place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
-                    base + (scratch.start + group * scratch.size), *mine, amplitude, bias, valid, thread,
+                    base + (scratch.start + group * scratch.size), g, beta, amplitude, bias, valid, thread,
                     PREPARE_BARRIER + group,
                 )  # fmt: skip
                 cute.arch.sync_warp()
@@ -154,10 +155,11 @@ class Prefill:
                     self.barriers.arrive(smem, "empty", stage.index)
                 stage, slot = advanced(stage, operands.count, 2), advanced(slot, matrices.count, 2)
 
-    def gates(self, args: Args, work: Work, chunk: Int32, thread: Int32) -> tuple[Any, Any]:
-        """A chunk's gates and betas, on their way from memory."""
-        valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
-        return self.prepare.gates(args, work.head, work.first + chunk * CHUNK, valid, thread)
+    def prefetch(self, args: Args, head: Int32, token: Int32, thread: Int32) -> None:
+        """Bring gates and betas of 64 tokens to the L2 cache: registers that wait for memory are more than there are."""
+        token = cutlass.min(token + thread % CHUNK, args.tokens - 1)
+        g, beta = (Int64((x.iterator + cute.crd2idx((token, head), x.layout)).toint()) for x in (args.g, args.beta))
+        tiles.assembly("prefetch.global.L2 [$i0];", inputs=[Int64(cutlass.select_(thread < CHUNK, g, beta))])
 
 
 def _prepare(problem: Problem) -> Any:

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN201  the DSL reads return annotations
+# ruff: noqa: ANN201, SIM102  the DSL reads return annotations, and conditions of the trace stand apart
 """The state warpgroup of the prefill: the recurrence over chunks, X = S^T [64 v, K] float32 in registers. Imported by ``prefill``.
 
 For every chunk, with io() a rounding to 16 bits and columns j of a token:
@@ -16,6 +16,7 @@ Prepared tiles have a, c and d in them: GDN alone has these vectors. The warpgro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
@@ -32,6 +33,7 @@ __all__ = ["Scan"]
 
 _STEPS = CHUNK // tiles.K_STEP  # along tokens
 _LINE_STEPS = tuple(32 * step for step in range(_STEPS))  # bytes between K steps of a line
+Values = Sequence[Float32]
 _A, _C, _D, _DECAY = 0, 256, 512, 768  # bytes, in the vectors
 
 
@@ -60,7 +62,7 @@ class Scan:
         self.leave(args, work, thread, x)
 
     @cute.jit
-    def chunks(self, smem: cute.Pointer, work: Work, x: tuple, thread: Int32):
+    def chunks(self, smem: cute.Pointer, work: Work, x: Any, thread: Int32):
         """X after the last chunk; there is at least one.
 
         A chunk's R is issued at the end of the one before it, so that the loop begins as it ends: with R alone in flight. The last
@@ -82,11 +84,11 @@ class Scan:
             self.barriers.wait(smem, "values", value.index, value.phase)
             v = self.values(base + (self.layout.values.start + value.index * PANEL_BYTES) + across)
             tiles.wait(0)
-            r, v = tiles.landed(r), tiles.landed(v)
+            y, v = tiles.landed(r), tiles.landed(v)
             if cutlass.const_expr(not self.summary):
                 o = tiles.multiply(self.io, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
             self.barriers.wait(smem, "ready", slot.index, slot.phase)
-            u, y = self.issue_u(t, r, self.unpacked(work, v), self.columns(vectors + _A, lane))
+            u, y = self.issue_u(t, y, self.unpacked(work, v), self.columns(vectors + _A, lane))
             if lane == 0:
                 self.barriers.arrive(smem, "values_read", value.index)
             x = self.decayed(x, vectors, lane)
@@ -102,10 +104,10 @@ class Scan:
             tiles.wait(0)
             tiles.kept(words)
             tiles.kept(y)
-            u = tiles.landed(u)
+            u = tuple(tiles.landed(u))
             x, update = self.issue_x(place, self.times(u, c), x)
             if cutlass.const_expr(not self.summary):
-                u = tiles.packed(self.io, u) if self.scaled else update
+                u = tuple(tiles.packed(self.io, u)) if self.scaled else update
                 o = tiles.multiply(self.io, CHUNK, u, tiles.k_major(t + PANEL_BYTES), _LINE_STEPS, o)
                 tiles.wait(1)
             else:
@@ -146,29 +148,29 @@ class Scan:
 
     # Issued in halves: what the second one needs is rounded while the first one runs.
 
-    def issue_r(self, place: Int32, x: tuple[Float32, ...]) -> tuple[tuple[Float32, ...], tuple[Int32, ...]]:
+    def issue_r(self, place: Int32, x: Values) -> tuple[Any, Any]:
         """R, in flight, and io(X)."""
         return self.issue(CHUNK, x, tiles.k_major(place), self.key_steps)
 
-    def issue_u(self, place: Int32, r: list[Float32], v: list[Float32], a: list[Float32]) -> tuple[tuple, tuple]:
+    def issue_u(self, place: Int32, r: Values, v: Values, a: Values) -> tuple[Any, Any]:
         """U, in flight, and io(Y)."""
         return self.issue(CHUNK, self.less(v, a, r), tiles.k_major(place), _LINE_STEPS)
 
-    def issue_x(self, place: Int32, update: list[Float32], x: tuple[Float32, ...]) -> tuple[tuple, tuple]:
+    def issue_x(self, place: Int32, update: Values, x: Values) -> tuple[Any, Any]:
         """X, in flight, and the rounded update."""
         b = tiles.mn_major(place + self.layout.keys, PANEL_BYTES)
         return self.issue(self.problem.key, update, b, self.token_steps, x, transposed=True)
 
     def issue(
-        self, columns: int, a: Any, b: Int64, offsets: tuple[int, ...], sums: Any = None, *, transposed: bool = False
-    ) -> tuple[tuple, tuple]:
+        self, columns: int, a: Values, b: Int64, offsets: tuple[int, ...], sums: Any = None, *, transposed: bool = False
+    ) -> tuple[Any, Any]:
         """io(A) B as one group of two halves, and io(A)."""
-        half = len(offsets) // 2
-        words: list[Int32] = []
-        for part in (slice(0, half), slice(half, None)):
-            end = part is None or part.stop is None
-            mine = tiles.packed(self.io, a[8 * (part.start or 0) : None if end else 8 * half])
-            sums = tiles.multiply(self.io, columns, mine, b, offsets[part], sums, transposed=transposed, commit=end)
+        half, words = len(offsets) // 2, []
+        for last, part in enumerate((slice(0, half), slice(half, 2 * half))):
+            mine = tiles.packed(self.io, a[8 * part.start : 8 * part.stop])
+            sums = tiles.multiply(
+                self.io, columns, mine, b, offsets[part], sums, transposed=transposed, commit=bool(last)
+            )  # fmt: skip
             words += mine
         return tuple(sums), tuple(words)
 
@@ -185,7 +187,7 @@ class Scan:
         """A thread's values of a vector over the tokens."""
         return self.pairs(vector, lane, CHUNK) if self.scaled else []
 
-    def decayed(self, x: tuple[Float32, ...], vectors: Int32, lane: Int32) -> tuple[Float32, ...]:
+    def decayed(self, x: Values, vectors: Int32, lane: Int32) -> tuple[Float32, ...]:
         """X times the decay of the chunk: one for all, or one a channel."""
         if not self.scaled:
             return tuple(self.times(x, self.pairs(vectors, lane, self.problem.key)))
@@ -198,14 +200,14 @@ class Scan:
         place = vector + (lane % 4) * 8
         return [value for block in range(columns // 8) for value in tiles.load_pair(place + 32 * block)]
 
-    def less(self, v: list[Float32], a: list[Float32], r: list[Float32]) -> list[Float32]:
+    def less(self, v: Values, a: Values, r: Values) -> list[Float32]:
         """V^T - a R."""
         if not self.scaled:
             return [left - right for left, right in zip(v, r, strict=True)]
         return [left - a[_column(i)] * right for i, (left, right) in enumerate(zip(v, r, strict=True))]
 
     @staticmethod
-    def times(values: Any, factors: list[Float32]) -> list[Float32]:
+    def times(values: Values, factors: Values) -> list[Float32]:
         """Columns times their factors; without factors, the values."""
         return [value * factors[_column(i)] if factors else value for i, value in enumerate(values)]
 

@@ -102,7 +102,8 @@ def multiply(
     ``offsets[s]`` bytes further. ``transposed``: B is MN-major.
     """
     count = columns // 2
-    assert len(a) == 4 * len(offsets) and (sums is None or len(sums) == count)
+    assert len(a) == 4 * len(offsets)
+    assert sums is None or len(sums) == count
     target = ", ".join(f"$r{i}" for i in range(count))
     lines = ["{", ".reg .pred p, q;", ".reg .b64 d;", "setp.ne.b32 p, 0, 0;", "setp.eq.b32 q, 0, 0;"]
     lines += ["wgmma.fence.sync.aligned;"]
@@ -142,10 +143,9 @@ def packed(io: str, values: Sequence[Float32]) -> list[Int32]:
 
 def unpacked(io: str, word: Int32) -> list[Float32]:
     """The two values of a word."""
-    if io == "bfloat16":
-        texts = ("shl.b32 $r0, $i0, 16;", "and.b32 $r0, $i0, -65536;")
-    else:
-        texts = ("{{ .reg .b16 l, h; mov.b32 {{l, h}}, $i0; cvt.f32.f16 $r0, {}; }}".format(half) for half in "lh")  # noqa: UP032
+    texts = ["shl.b32 $r0, $i0, 16;", "and.b32 $r0, $i0, -65536;"]
+    if io == "float16":
+        texts = [f"{{ .reg .b16 l, h; mov.b32 {{l, h}}, $i0; cvt.f32.f16 $r0, {half}; }}" for half in "lh"]
     return [assembly(text, [Float32], inputs=[word], volatile=False)[0] for text in texts]
 
 
