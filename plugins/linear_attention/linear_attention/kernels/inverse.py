@@ -35,6 +35,7 @@ import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
 from . import warp as w
+from .tiles import fence_shared
 
 __all__ = [
     "BLOCK", "BLOCKS", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_block", "put_diagonal", "unit_lower_inverse",
@@ -63,22 +64,20 @@ def put_block(scratch: Int32, row: Any, column: Any, values: Sequence[Float32], 
         w.store_matrices(address + at, [pair[half] for pair in pairs])
 
 
-def put_diagonal(scratch: Int32, index: Any, values: Sequence[Float32], lane: Int32, rows: Any = BLOCK) -> None:
-    """Diagonal block ``index`` of N from its fragment: what lies below its diagonal. By warp ``index``, or a barrier before the inverse.
-
-    Rows from ``rows`` on (0 to 16) are 0 whatever the values are, NaN too.
-    """
+def put_diagonal(scratch: Int32, index: Any, values: Sequence[Float32], lane: Int32) -> None:
+    """Diagonal block ``index`` of N from its fragment: what lies below its diagonal, the rest may be NaN. By warp ``index``, or a barrier before
+    the inverse."""
     g, t = lane >> 2, lane & 3
     # Columns 8-15 trade places with 0-7 in every second pair of rows.
     address = _diagonal(scratch, index) + g * 64 + t * 8
     turned = ((g >> 1) & 1) * 32
-    for half in range(2):
-        row = g + 8 * half
-        bound = row if isinstance(rows, int) and rows == BLOCK else cutlass.select_(row < rows, row, Int32(0))
-        bound = bound - 2 * t
-        for n in range(2):
-            pair = [cutlass.select_(bound > 8 * n + e, values[4 * n + 2 * half + e], Float32(0.0)) for e in range(2)]
-            w.store_words(address + 512 * half + (turned ^ (32 * n)), pair)
+    zero = Float32(0.0)
+    corner = [w.chosen(g > 2 * t + e, x, zero) for e, x in enumerate(values[:2])]
+    w.store_words(address + turned, corner)
+    w.store_words(address + (turned ^ 32), [zero, zero])
+    w.store_words(address + 512 + turned, values[2:4])
+    corner = [w.chosen(g > 2 * t + e, x, zero) for e, x in enumerate(values[6:8])]
+    w.store_words(address + 512 + (turned ^ 32), corner)
 
 
 def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: Emit) -> None:
@@ -107,6 +106,9 @@ def columns(
     A[16 r + 8 n + 2 t + e, 16 c + g + 8 h]. It is called while the kernel is traced, for every c and r, inside a branch that warp c takes; r and
     c are Python ints. Blocks with r < c are 0 and not emitted. ``besides(c)`` is called first in that branch: work that the compiler can
     put where products are waited for.
+
+    Ends with a fence of the thread's writes to shared memory for the async proxy. It is inside the branches as ptxas makes predicated
+    instructions of branches without one, and all warps would issue those of all four.
     """
     _Columns(scratch, lane, emit, besides).choose(warp)
 
@@ -172,6 +174,7 @@ class _Columns:
                 below = self._halves(self.natural, block_number(later, r), transposed=False)
                 sums[later].add(known, below, last=later == r + 1)
             self.emit(r, c, values)
+        fence_shared()
 
     def _halves(self, address: Int32, number: int, *, transposed: bool) -> tuple[list[Uint32], list[Uint32]]:
         first, rest = (w.load_matrices(address + (number * _BYTES + at), transposed=transposed) for at in (0, _REST))
@@ -184,20 +187,20 @@ def _halves_of(values: Sequence[Float32]) -> tuple[list[Uint32], list[Uint32]]:
 
 
 class _Sum:
-    """A 16 x 16 sum of products of operands in halves. The last product's three have their own sums, so that none waits for another; those
-    before it have time, and take a third of the registers."""
+    """A 16 x 16 sum of products of operands in halves. The last product's smaller two have their own sum, so that the large one does not wait for
+    them; those before it have time, and take half of the registers."""
 
     def __init__(self) -> None:
         self.large: list[list[Float32] | None] = [None, None]
-        self.small: list[list[list[Float32] | None]] = []
+        self.small: list[list[Float32] | None] = [None, None]
 
     def add(self, a: Sequence[Sequence[Uint32]], b: Sequence[Sequence[Uint32]], *, last: bool) -> None:
         """a b; ``b`` as load_matrices gives it: two words for columns 0-7, two for 8-15."""
-        self.small = [[None, None], [None, None]] if last else [self.large, self.large]
-        for part, (i, j) in zip((*self.small, self.large), ((0, 1), (1, 0), (0, 0)), strict=True):
+        small = self.small if last else self.large
+        for part, (i, j) in ((self.large, (0, 0)), (small, (0, 1)), (small, (1, 0))):
             for n in range(2):
                 part[n] = w.mma("bfloat16", a[i], b[j][2 * n : 2 * n + 2], part[n])
 
     def values(self) -> list[Float32]:
-        large, *small = ([*(part[0] or ()), *(part[1] or ())] for part in (self.large, *self.small))
-        return [x + (y + z) for x, y, z in zip(large, *small, strict=True)]
+        large, small = ([*(part[0] or ()), *(part[1] or ())] for part in (self.large, self.small))
+        return [x + y for x, y in zip(large, small, strict=True)]

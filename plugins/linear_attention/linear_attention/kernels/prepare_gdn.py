@@ -110,55 +110,22 @@ class PrepareGdn:
         valid                         tokens of the chunk, 1 to 64
         named_barrier                 a hardware barrier for this warpgroup alone
         """
-        io, key, l2norm = self.problem.io, self.problem.key, self.problem.l2norm
-        lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
-        kk = scores.issue(io, key, k_addr, k_addr)
-
+        p = self.problem
+        # Opaque to the compiler, which would move the addresses of all branches out of the loop over chunks, and spill them.
+        lane = w.asm("mov.b32 $0, $1;", [Int32], [thread % 32], effects=True)[0]
+        warp = cute.arch.make_warp_uniform(thread // 32)
+        kk = scores.issue(p.io, p.key, k_addr, k_addr)
+        qk = scores.issue(p.io, p.key, q_addr, k_addr)
         tokens = self._tokens(g, beta, amplitude, bias, valid, lane)
-        rows = [BLOCK * warp + (lane >> 2) + 8 * half for half in range(2)]
-        inside = [row < valid for row in rows]
-        sums, betas = (_of_rows(pair, rows) for pair in (tokens.sums, tokens.betas))
-        q_scale = [Float32(self.problem.scale)] * 2
-        if l2norm:
-            q_squares = scores.squares(io, key, q_addr, warp, lane)
-            q_scale = [x * w.rsqrt(s + Float32(_NORM_EPSILON)) for x, s in zip(q_scale, q_squares, strict=True)]
-
-        tiles.wait(0)
-        kk = tiles.landed(kk)
-        norms, shifted, row_scale = [Float32(1.0)] * 2, sums, [-beta for beta in betas]
-        if l2norm:
-            k_squares = [
-                w.chosen(x, s + Float32(_NORM_EPSILON), Float32(1.0))
-                for x, s in zip(inside, _warp_diagonal(kk, warp, lane), strict=True)
-            ]
-            norms = [w.rsqrt(s) for s in k_squares]
-            shifted = [x + Float32(0.5) * w.log2(s) for x, s in zip(sums, k_squares, strict=True)]
-            row_scale = [x * (norm * norm) for x, norm in zip(row_scale, norms, strict=True)]
-        below = [w.chosen(inside[i >> 1 & 1], x * row_scale[i >> 1 & 1], Float32(0.0)) for i, x in enumerate(kk)]
-        qk = scores.issue(io, key, q_addr, k_addr)
-
+        rows = _Rows(p, tokens, q_addr, warp, lane, valid)
+        tiles.wait(1)
+        kk = _cleaned(tiles.landed(kk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
-        # Lanes of even t have row g, those of odd t row g + 8.
-        odd = (lane & 1) == 1
-        row, h, b, total, norm, scale, real = (
-            w.chosen(odd, pair[1], pair[0]) for pair in (rows, shifted, betas, sums, norms, q_scale, inside)
-        )
-        place = row * 4
-        w.store_words(scratch_addr + _H + place, [h])
-        w.store_words(scratch_addr + _BETA + place, [b])
-        decayed = w.exp2(total)
-        for name, value in (("a", decayed * norm), ("c", w.exp2(tokens.total - total) * norm), ("d", decayed * scale)):
-            w.store_words(vec_addr + (VECTORS[name] + place), [w.chosen(real, value, Float32(0.0))])
-        # All lanes of the warps write the same value.
-        w.store_words(vec_addr + VECTORS["decay"], [w.exp2(tokens.total)])
-        stage = _Stage(io, scratch_addr, t_addr, p_addr, lane, below, rows, inside, sums, q_scale)
-        stage.put(warp)
-        invert_diagonal(scratch_addr, warp, lane)
-        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
+        stage = _Stage(p, scratch_addr, t_addr, p_addr, vec_addr, lane, tokens, rows)
+        stage.begin(kk, warp, named_barrier)
         tiles.wait(0)
-        stage.qk = tiles.landed(qk)
+        stage.qk = _cleaned(tiles.landed(qk), rows.inside, valid)
         columns(scratch_addr, warp, lane, stage.put_t, besides=stage.put_p)
-        tiles.fence_shared()
 
     def _tokens(
         self, g: Sequence[Any], beta: Sequence[Any], amplitude: Float32, bias: Float32, valid: Int32, lane: Int32
@@ -170,12 +137,41 @@ class PrepareGdn:
             step = w.asm("max.NaN.f32 $0, $1, $2;", [Float32], [step, Float32(_SMALLEST)])[0]
             steps.append(w.chosen(inside, step, zero))
             betas.append(w.chosen(inside, self.beta.value(Float32(beta[i])), zero))
-        total = steps[0] + steps[1]
-        for distance in (1, 2, 4, 8, 16):
-            other = cute.arch.shuffle_sync_up(total, distance)
-            total = total + w.chosen(lane >= distance, other, zero)
+        total = w.prefix_sum(steps[0] + steps[1])
         before = w.chosen(lane >= 1, cute.arch.shuffle_sync_up(total, 1), zero)
         return _Tokens((before + steps[0], total), (betas[0], betas[1]), w.shuffled(total, 31))
+
+
+@cute.jit
+def _cleaned(values: list[Float32], inside: list[Any], valid: Int32):
+    """A product's values with 0 in rows that are not ``inside``. Full chunks pass by."""
+    if valid < CHUNK:
+        values = _zeroed(values, inside)
+    return values
+
+
+def _zeroed(values: list[Float32], inside: list[Any]) -> list[Float32]:
+    """One piece of assembly, with a fence in it: see ``_Stage``."""
+    count = len(values)
+    lines = [f"setp.ne.b32 {name}, $i{i}, 0;" for i, name in enumerate("pq")]
+    lines += [f"selp.f32 $r{i}, $r{i}, 0f00000000, {'pq'[i >> 1 & 1]};" for i in range(count)]
+    text = "\n".join(["{", ".reg .pred p, q;", "fence.proxy.async.shared::cta;", *lines, "}"])
+    return tiles.assembly(text, [Float32] * count, values, [Int32(x) for x in inside])
+
+
+class _Rows:
+    """Rows g and g + 8 of a warp, g = lane / 4: ``inside`` if they are tokens, sums of gates, log2 of what scales q (without its sign)."""
+
+    def __init__(self, p: Problem, tokens: _Tokens, q_addr: Int32, warp: Int32, lane: Int32, valid: Int32) -> None:
+        rows = [BLOCK * warp + (lane >> 2) + 8 * half for half in range(2)]
+        self.inside = [row < valid for row in rows]
+        self.rows, self.sums = rows, _of_rows(tokens.sums, rows)
+        scale = Float32(math.log2(abs(p.scale)) if p.scale else -math.inf)
+        self.scales = [scale, scale]
+        if p.l2norm:
+            squares = scores.squares(p.io, p.key, q_addr, warp, lane)
+            logs = [scale - Float32(0.5) * w.log2(x + Float32(_NORM_EPSILON)) for x in squares]
+            self.scales = [w.chosen(x, y, Float32(0.0)) for x, y in zip(self.inside, logs, strict=True)]
 
 
 def _of_rows(pair: Sequence[Float32], rows: Sequence[Int32]) -> list[Float32]:
@@ -187,52 +183,33 @@ def _of_rows(pair: Sequence[Float32], rows: Sequence[Int32]) -> list[Float32]:
     return found
 
 
-def _warp_diagonal(values: Sequence[Float32], warp: Int32, lane: Int32) -> list[Float32]:
-    """The diagonal of a 64 x 64 product, of rows g and g + 8 of the warp."""
-    pairs = []
-    for half in range(2):
-        at = [
-            BLOCK // 2 * number + 6 * half for number in range(BLOCKS)
-        ]  # the 8 x 8 matrix (half, half) of block ``number``
-        pairs.append([_of_warp([values[i + e] for i in at], warp) for e in range(2)])
-    return scores.diagonal(pairs, lane)
-
-
-def _of_warp(values: Sequence[Any], warp: Int32) -> Any:
-    """values[warp]."""
-    low, high = (w.chosen((warp & 1) == 1, values[i + 1], values[i]) for i in (0, 2))
-    return w.chosen(warp >= 2, high, low)
-
-
 class _Stage:
-    """What the warps do in straight code, each its own. ``qk`` is set when it is there."""
+    """What the warps do in straight code, each its own. ``qk`` is set when it is there.
+
+    In each of the four branches is a shuffle or a fence: without one, ptxas makes predicated instructions of the branches, and all warps
+    issue those of all four (seen with 13.0 and branches of 400 instructions).
+    """
 
     def __init__(
         self,
-        io: str,
+        p: Problem,
         scratch: Int32,
         t_addr: Int32,
         p_addr: Int32,
+        vec_addr: Int32,
         lane: Int32,
-        below: Sequence[Float32],
-        rows: Sequence[Int32],
-        inside: Sequence[Any],
-        sums: Sequence[Float32],
-        q_scale: Sequence[Float32],
+        tokens: _Tokens,
+        rows: _Rows,
     ) -> None:
-        self.io, self.scratch, self.lane, self.below = io, scratch, lane, below
-        self.sums, self.q_scale = sums, q_scale
+        self.problem, self.scratch, self.vectors, self.lane = p, scratch, vec_addr, lane
+        self.tokens, self.rows = tokens, rows
         # stmatrix: lanes have the lines of matrices (rows 0-7, 8-15) x (columns 0-7, 8-15); of T, they are (columns) x (rows).
         self.t_line = t_addr + (lane % 8 + 8 * (lane >> 4)) * 128
         self.t_piece = (lane >> 3 & 1) ^ (lane % 8)
         self.p_line = p_addr + lane % 16 * 128
         self.p_piece = (lane >> 4) ^ (lane % 8)
-        # Columns of P before this one are in, counted from the thread's first.
-        bounds = [w.chosen(x, row + 1, Int32(0)) for x, row in zip(inside, rows, strict=True)]
-        self.inside = inside
-        self.bounds = [bound - 2 * (lane & 3) for bound in bounds]
         self.qk: Sequence[Float32] = ()
-        self.columns: dict[int, list[Any]] = {}
+        self.factors: dict[int, tuple[list[Float32], ...]] = {}
 
     def t_place(self, r: int, c: int) -> Any:
         return self.t_line + (r * BLOCK * 128) + ((self.t_piece ^ (2 * c)) << 4)
@@ -241,35 +218,84 @@ class _Stage:
         return self.p_line + (r * BLOCK * 128) + ((self.p_piece ^ (2 * c)) << 4)
 
     @cute.jit
-    def put(self, warp: Int32):
-        """-L' of the warp's rows, for the inverse."""
-        values = [_of_warp(self.below[i::8], warp) for i in range(8)]
-        put_diagonal(self.scratch, warp, values, self.lane)
-        for column in cutlass.range_constexpr(BLOCKS - 1):
-            if warp > column:
-                put_block(self.scratch, warp, column, self.below[8 * column : 8 * column + 8], self.lane)
+    def begin(self, kk: list[Float32], warp: Int32, named_barrier: Any):
+        """From K K^T to what the inverse reads, and the vectors; ends with the meeting at the barrier."""
+        for row in cutlass.range_constexpr(BLOCKS):
+            if warp == row:
+                self.put_row(kk, row)
+                cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
+
+    def put_row(self, kk: Sequence[Float32], row: int) -> None:
+        rows, lane = self.rows, self.lane
+        betas = _of_rows(self.tokens.betas, rows.rows)
+        norms, scale = [Float32(0.0)] * 2, [-beta for beta in betas]
+        if self.problem.l2norm:
+            # Of the 8 x 8 matrix (half, half) of the diagonal block.
+            squares = scores.diagonal([kk[8 * row + 6 * half : 8 * row + 6 * half + 2] for half in range(2)], lane)
+            squares = [x + Float32(_NORM_EPSILON) for x in squares]
+            norms = [Float32(-0.5) * w.log2(x) for x in squares]
+            scale = [x * w.reciprocal(y) for x, y in zip(scale, squares, strict=True)]
+        for column in range(row + 1):
+            values = [x * scale[i >> 1 & 1] for i, x in enumerate(kk[8 * column : 8 * column + 8])]
+            if column < row:
+                put_block(self.scratch, row, column, values, lane)
+            else:
+                put_diagonal(self.scratch, row, values, lane)
+        self.put_vectors(betas, norms, row)
+        invert_diagonal(self.scratch, row, lane)
+
+    def put_vectors(self, betas: Sequence[Float32], norms: Sequence[Float32], row: int) -> None:
+        """Of the warp's rows: lanes of even t have row g, those of odd t row g + 8. ``norms``: log2 nk."""
+        rows, lane, last = self.rows, self.lane, self.tokens.total
+        odd = (lane & 1) == 1
+        pairs = norms, betas, rows.sums, rows.scales, rows.inside
+        norm, beta, total, scale, inside = (w.chosen(odd, pair[1], pair[0]) for pair in pairs)
+        place = (lane >> 2) * 4 + (lane & 1) * 32 + 4 * BLOCK * row
+        w.store_words(self.scratch + _H + place, [total - norm])
+        w.store_words(self.scratch + _BETA + place, [beta])
+        vectors = self.vectors + place
+        for name, exponent in (("a", total + norm), ("c", last - total + norm), ("d", total + scale)):
+            value = w.exp2(exponent)
+            if name == "d" and self.problem.scale < 0:
+                value = -value
+            w.store_words(vectors + VECTORS[name], [w.chosen(inside, value, Float32(0.0))])
+        # All lanes of the warps write the same value.
+        w.store_words(self.vectors + VECTORS["decay"], [w.exp2(last)])
+
+    def h_of(self, block: int, half: int) -> list[Float32]:
+        """H of tokens 2t and 2t + 1 of eight."""
+        return w.load_words(self.scratch + (self.lane & 3) * 8 + (_H + 4 * (BLOCK * block + 8 * half)), 2)
 
     def put_t(self, r: int, c: int, values: Sequence[Float32]) -> None:
-        """Block (r, c) of T from that of A' transposed."""
-        g, t = self.lane >> 2, self.lane & 3
-        if c not in self.columns:
-            place = self.scratch + g * 4
-            self.columns[c] = [
-                w.load_words(place + (at + 4 * (BLOCK * c + 8 * half)), 1)[0] for at in (_H, _BETA) for half in range(2)
-            ]
-        h, beta = self.columns[c][:2], self.columns[c][2:]
+        """Block (r, c) of T from that of A' transposed: of rows j = 16c + g + 8h and columns i."""
+        lower = (self.lane & 3) * 2 - (self.lane >> 2)  # i - j in the 8 x 8 matrices on the diagonal
+        if r == c:
+            place = self.scratch + (self.lane >> 2) * 4 + 4 * BLOCK * c
+            h, beta = ([w.load_words(place + (at + 32 * i), 1)[0] for i in range(2)] for at in (_H, _BETA))
+            # The first token behind the columns': below the diagonal blocks, exp(H_i - H_j) is the product of two such factors.
+            anchor = w.load_words(self.scratch + (_H + 4 * BLOCK * (c + 1)), 1)[0] if c + 1 < BLOCKS else None
+            below = [] if anchor is None else [w.exp2(anchor - x) * y for x, y in zip(h, beta, strict=True)]
+            self.factors[c] = h, beta, below, [anchor]
+        h, beta, below, (anchor,) = self.factors[c]
         words = []
         for n in range(2):
-            h_rows = w.load_words(self.scratch + t * 8 + (_H + 4 * (BLOCK * r + 8 * n)), 2)
+            h_rows = self.h_of(r, n)
+            if r > c:
+                factors = [w.exp2(x - anchor) for x in h_rows]
             for half in range(2):
                 pair = []
                 for e in range(2):
-                    exponent = h_rows[e] - h[half]
-                    if r == c:  # A' is 0 above the diagonal, where the exponent may be anything
-                        below = 2 * t + (8 * n + e) >= g + 8 * half
-                        exponent = w.chosen(below, exponent, Float32(_SMALLEST))
-                    pair.append(values[4 * n + 2 * half + e] * (w.exp2(exponent) * beta[half]))
-                words.append(w.pack(self.io, *pair))
+                    value = values[4 * n + 2 * half + e]
+                    if r > c:
+                        pair.append(value * factors[e] * below[half])
+                    elif n < half:
+                        pair.append(Float32(0.0))
+                    else:
+                        exponent = h_rows[e] - h[half]
+                        if n == half:  # A' is 0 above the diagonal, where the exponent may be anything
+                            exponent = w.chosen(lower >= -e, exponent, Float32(_SMALLEST))
+                        pair.append(value * (w.exp2(exponent) * beta[half]))
+                words.append(w.pack(self.problem.io, *pair))
         w.store_matrices(self.t_place(r, c), words, transposed=True)
 
     def put_p(self, row: int) -> None:
@@ -280,17 +306,22 @@ class _Stage:
                 w.store_words(self.t_place(other, row), zeros)
             if other > row:
                 w.store_words(self.p_place(row, other), zeros)
+        lower = (self.lane >> 2) - (self.lane & 3) * 2  # i - j in the 8 x 8 matrices on the diagonal
+        logs = [x + y for x, y in zip(self.rows.sums, self.rows.scales, strict=True)]
         for column in range(row + 1):
             words = []
             for n in range(2):
-                first = BLOCK * column + 8 * n
-                h = w.load_words(self.scratch + (self.lane & 3) * 8 + (_H + 4 * first), 2)
+                h = self.h_of(column, n)
                 for half in range(2):
                     pair = []
                     for e in range(2):
-                        x = self.qk[4 * (2 * column + n) + 2 * half + e] * self.q_scale[half]
-                        x = x * w.exp2(self.sums[half] - h[e])
-                        held = self.inside[half] if column < row else self.bounds[half] > first + e
-                        pair.append(w.chosen(held, x, Float32(0.0)))
-                    words.append(w.pack(self.io, *pair))
+                        if column == row and n > half:
+                            pair.append(Float32(0.0))
+                            continue
+                        value = self.qk[4 * (2 * column + n) + 2 * half + e]
+                        value = (-value if self.problem.scale < 0 else value) * w.exp2(logs[half] - h[e])
+                        if column == row and n == half:
+                            value = w.chosen(lower >= e, value, Float32(0.0))
+                        pair.append(value)
+                    words.append(w.pack(self.problem.io, *pair))
             w.store_matrices(self.p_place(row, column), words)

@@ -7,6 +7,8 @@ fragment of block b (``warp``). Imported by ``prepare_gdn``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cutlass import Float32, Int32
 
 from ..layout import PANEL_BYTES
@@ -55,7 +57,7 @@ def squares(io: str, key: int, tile: Int32, warp: Int32, lane: Int32) -> list[Fl
     return diagonal([found[half][2 * half : 2 * half + 2] for half in range(2)], lane)
 
 
-def diagonal(pairs: list[list[Float32]], lane: Int32) -> list[Float32]:
+def diagonal(pairs: Sequence[Sequence[Float32]], lane: Int32) -> list[Float32]:
     """From a lane's values of columns 2t and 2t + 1 of an 8 x 8 matrix to that of row and column g, in the four lanes of row g."""
     odd, source = (lane >> 2) & 1, (lane & 28) | (lane >> 3)
     return [w.shuffled(w.chosen(odd == 1, pair[1], pair[0]), source) for pair in pairs]

@@ -26,7 +26,8 @@ __all__ = [
     "log2",
     "mma",
     "pack",
-    "rsqrt",
+    "prefix_sum",
+    "reciprocal",
     "shuffled",
     "split",
     "store_matrices",
@@ -146,6 +147,17 @@ def log2(x: Float32) -> Float32:
     return asm("lg2.approx.ftz.f32 $0, $1;", [Float32], [x])[0]
 
 
-def rsqrt(x: Float32) -> Float32:
-    """1 / sqrt(x). Relative error 2^-22 (PTX ISA, rsqrt)."""
-    return asm("rsqrt.approx.ftz.f32 $0, $1;", [Float32], [x])[0]
+def reciprocal(x: Float32) -> Float32:
+    """1 / x. Relative error 2^-23 (PTX ISA, rcp)."""
+    return asm("rcp.approx.ftz.f32 $0, $1;", [Float32], [x])[0]
+
+
+def prefix_sum(x: Float32) -> Float32:
+    """The sum of the lanes up to this one."""
+    for distance in (1, 2, 4, 8, 16):
+        text = (
+            f"{{ .reg .pred p; .reg .f32 y; shfl.sync.up.b32 y|p, $1, {distance}, 0, -1; mov.f32 $0, $1; "
+            "@p add.f32 $0, $0, y; }"
+        )
+        x = asm(text, [Float32], [x], effects=True)[0]
+    return x
