@@ -34,17 +34,17 @@ class Scores(NamedTuple):
 
 class Tokens:
     """The warp's 8 tokens, a lane's 2 or 4 neighbouring channels of each, times decays of the tokens of a block around each. Blocks are
-    of 1 token at first; ``widen`` and ``widen_rows``, ``widen_columns`` double them.
+    of 1 token at first; ``widen`` joins two of them, ``widen_rows`` and ``widen_columns`` one with another warp's.
 
     rows_k, rows_q   registers of float32, [8 * channels]: k and q times the decays from the block's first token up to their own
     columns          k times the decays behind it, up to the block's last token
-    totals           products of a block's decays, [8 / size][channels]
+    totals           products of a block's decays, [channels], by its first token
     place            shared memory of the lane's channels of the first token's line, in the tile of K
     """
 
     def __init__(self, io: str, channels: int, place: Int32) -> None:
         self.io, self.channels, self.place = io, channels, place
-        self.totals: list[Any] = []
+        self.totals: dict[int, list[Any]] = {}
         self.rows_k, self.rows_q, self.columns = (cute.make_rmem_tensor(GROUP * channels, Float32) for _ in range(3))
 
     def words(self, token: int, tile: Any) -> list[Any]:
@@ -52,26 +52,24 @@ class Tokens:
         # 8 lines are one pattern of the swizzle: piece ^ line
         return load_words((self.place ^ Int32(token * (LINE + 16))) + tile, self.channels // 2)
 
-    def append(self, k: list[Any], q: list[Any], factor_k: Any, factor_q: Any, decay: list[Any]) -> None:
-        """The next token: words as they lie in memory, factors that they keep (of k: None is 1), decays."""
+    def begin(self, token: int, k: list[Any], q: list[Any], factor_k: Any, factor_q: Any, decay: list[Any]) -> None:
+        """A block of one token: words as they lie in memory, factors that they keep (of k: None is 1), decays."""
         values_k, values_q = ([value for word in words for value in unpacked(self.io, word)] for words in (k, q))
-        first = len(self.totals) * self.channels
+        first = token * self.channels
         for i in range(self.channels):
             value = values_k[i] if factor_k is None else values_k[i] * factor_k
             self.columns[first + i] = value
             self.rows_k[first + i] = value * decay[i]
             self.rows_q[first + i] = values_q[i] * factor_q * decay[i]
-        self.totals.append(decay)
+        self.totals[token] = decay
 
-    def widen(self) -> None:
-        """Blocks of twice the size, in the warp."""
-        size = GROUP // len(self.totals)
-        for block in range(0, len(self.totals), 2):
-            first = block * size
-            self.widen_rows(self.totals[block], first + size, first + 2 * size)
-            self.widen_columns(self.totals[block + 1], first, first + size)
-        pairs = zip(self.totals[::2], self.totals[1::2], strict=True)
-        self.totals = [[x * y for x, y in zip(a, b, strict=True)] for a, b in pairs]
+    def widen(self, first: int, size: int) -> None:
+        """The blocks of ``size`` tokens at ``first`` and behind it become one."""
+        second = first + size
+        before, behind = self.totals[first], self.totals.pop(second)
+        self.widen_rows(before, second, second + size)
+        self.widen_columns(behind, first, second)
+        self.totals[first] = [x * y for x, y in zip(before, behind, strict=True)]
 
     def widen_rows(self, total: list[Any], first: int = 0, stop: int = GROUP) -> None:
         """A block with the product ``total`` joins those of these tokens, before them."""
@@ -114,14 +112,15 @@ def diagonal_scores(
     """Scores of the warp's tokens with each other, zero above the diagonal; on it, those of q are ``diagonal`` of the lanes that
     ``raw_scores`` names, those of k zero.
 
-    ``address``: of the A fragment of Q over K; ``behind_k``: bytes from the tile of K to that of Q; ``steps``: channels / 16. The tiles'
-    lines of these tokens are overwritten. The tokens' blocks are of 8 tokens in the end.
+    ``address``: of the A fragment of Q over K; ``behind_k``: bytes from the tile of K to that of Q;
+    ``steps``: channels / 16. The tiles' lines of these tokens are overwritten. The tokens are one block in the end.
     """
     lane = cute.arch.lane_idx()
     row, column = lane // 4, lane % 4 * 2
     apart = [row ^ column, row ^ (column + 1)]
-    below = [column < row, column + 1 < row]
-    scores = [select(apart[i] == 0, diagonal, Float32(0.0)) for i in range(2)] + [Float32(0.0)] * 2
+    scores = [select(x == 0, diagonal, Float32(0.0)) for x in apart] + [Float32(0.0)] * 2
+    # Above the diagonal there is no level.
+    apart = [select(column + i < row, x, Int32(0)) for i, x in enumerate(apart)]
     for level in (1, 2, 4):
         cute.arch.sync_warp()  # all lanes have read the lines
         for first in range(0, GROUP, 2 * level):
@@ -129,10 +128,10 @@ def diagonal_scores(
             tokens.put(tokens.columns, Int32(0), first, boundary)
             tokens.put(tokens.rows_k, Int32(0), boundary, boundary + level)
             tokens.put(tokens.rows_q, behind_k, boundary, boundary + level)
+            tokens.widen(first, level)
         found, _ = _products(tokens.io, address, panel, steps, False)
-        here = [below[i] & (apart[i] >= level) & (apart[i] < 2 * level) for i in range(2)]
+        here = [x >> (level.bit_length() - 1) == 1 for x in apart]
         scores = [select(here[i % 2], found[i], scores[i]) for i in range(4)]
-        tokens.widen()
     cute.arch.sync_warp()
     return Scores(scores[:2], scores[2:])
 
@@ -144,8 +143,9 @@ def _products(io: str, address: Int32, panel: int, steps: int, squares: bool) ->
     other = [Float32(0.0)] * 4
     for step in range(steps):
         a = load_rows(address, step, panel)
-        # An 8 x 8 matrix lies in a B fragment as in an A fragment.
-        found = multiply_add(io, found, a, [a[1], a[3]])
-        if squares:
-            other = multiply_add(io, other, a, [a[0], a[2]])
+        # An 8 x 8 matrix lies in a B fragment as in an A fragment. With 8 channels a product B is one register, wherever it is.
+        for half in (0, 2):
+            found = multiply_add(io, found, a[half : half + 2], [a[half + 1]])
+            if squares:
+                other = multiply_add(io, other, a[half : half + 2], [a[half]])
     return found, other

@@ -101,10 +101,11 @@ def load_columns(address: Int32, step: int, panel: int) -> list[Int32]:
 
 
 def multiply_add(io: str, sums: Sequence[Float32], a: Sequence[Int32], b: Sequence[Int32]) -> list[Float32]:
-    """mma.sync m16n8k16."""
+    """mma.sync m16n8 of 16 channels (``a`` four words, ``b`` two) or of 8 (two and one)."""
     kind = _SHORT[io]
+    places = [f"$i{i}" for i in range(len(a) + len(b))]
     text = (
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$r0, $r1, $r2, $r3}}, "
-        "{$i0, $i1, $i2, $i3}, {$i4, $i5}, {$r0, $r1, $r2, $r3};"
+        f"mma.sync.aligned.m16n8k{8 * len(b)}.row.col.f32.{kind}.{kind}.f32 {{$r0, $r1, $r2, $r3}}, "
+        f"{{{', '.join(places[: len(a)])}}}, {{{', '.join(places[len(a) :])}}}, {{$r0, $r1, $r2, $r3}};"
     )
     return assembly(text, [Float32] * 4, list(sums), [*a, *b], volatile=False)

@@ -1,20 +1,23 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
 """The prepare stage of KDA: a kernel that writes the ``records`` of all chunks. A CTA makes one: a chunk of one head.
 
-8 warps, each 8 tokens; a lane has K / 32 neighbouring channels of them, their q, k and decays in registers. Every factor that a tile
-needs is a product of decays, numbers of [0, 1]: nothing overflows, no gate is special, and the time depends on none of them.
-Scores come from products of tensor cores over levels of tokens (``diagonal``): 1, 2 and 4 inside a warp, then
+8 warps, each 8 tokens; a lane has K / 32 neighbouring channels of them in registers: k and q times the decays of the tokens around
+them (``diagonal.Tokens``). Every factor that a tile needs is a product of decays, numbers of [0, 1]: nothing overflows, no gate is special,
+and the time depends on none of them. Scores come from products of the tensor cores over levels of tokens (``diagonal``): 1, 2 and 4
+inside a warp, in its lines of the tiles of K~ and Q~, then with a barrier of the CTA between two lines of this table
 
-    level 8    between the tiles of K~ and Q~         | meanwhile level 16's operands go to the tile of K- and to free lines of Q~
-    level 16                                          | those of level 32 to the lines of level 8
-    level 32                                          | K- to its tile
-    K~ and Q~, the inverse of I + M, T                | K~, Q~, K- and the decays go to memory
+    products of level 8, from the tiles of K~ and Q~   | level 16's operands to the tile of K- and to free lines of Q~
+    level 16                                           | level 32's to the tile of K~ and to level 8's lines of Q~
+    level 32                                           | K- to its tile
+                                                       | K~ and Q~ to theirs
+    the inverse of I + M, and T, by warps 0 to 3       | the record but for T goes to memory
 
-with a barrier of the CTA between two lines. The operands of a level are rounded to io once; norms, scale and beta are float32 factors of
-scores, or part of the factor of a tile's element.
+Operands have the norms and the scale in them and are rounded to io once; beta is a float32 factor of the scores.
 
-Padding tokens of a chunk: q, k and beta are 0 and the decay is 1, selected after loads that read nothing, so that M, P, K~ and the
-others come out neutral. Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
+Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
+Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
+
+A CTA of 128 channels runs 19,600 instructions of a warp with everything in it; two share an SM, as their registers allow, of 64 channels three.
 
 Imported by the prefill's host function.
 """
@@ -58,6 +61,7 @@ WARPS = 8
 THREADS = 32 * WARPS
 EPSILON = 1e-6
 ALIGNMENT = 1024
+INVERSE_BARRIER, T_BARRIER = 1, 2  # hardware barriers; 0 is the CTA's
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -105,7 +109,7 @@ class PrepareKda:
         self.kernel(args._replace(v=None, o=None, initial_state=None, final_state=None, state_indices=None)).launch(
             grid=[cutlass.max(slots * self.problem.heads, 1), 1, 1],
             block=[THREADS, 1, 1],
-            min_blocks_per_mp=2,
+            min_blocks_per_mp=2 if self.problem.key == 128 else 3,
             preferred_smem_carveout=100,  # else the compiler asks the driver for it
             use_pdl=True,  # every access to memory comes after griddepcontrol.wait
             stream=stream,
@@ -165,16 +169,16 @@ class PrepareKda:
         fence_shared()
         cute.arch.sync_threads()
         record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
+        layout, thread = self.layout, cute.arch.thread_idx()[0]
         if warp < 4:
-            write_t(self.io, at.lower, at.t, at.beta, cute.arch.thread_idx()[0], 2)
+            write_t(self.io, at.lower, at.t, at.beta, thread, INVERSE_BARRIER)
             fence_shared()
-            cute.arch.barrier(barrier_id=1, number_of_threads=128)
-            if cute.arch.thread_idx()[0] == 0:
-                self.send(smem, record, self.layout.t, self.layout.decay)
+            cute.arch.barrier(barrier_id=T_BARRIER, number_of_threads=THREADS // 2)
+            if thread == 0:
+                send(smem, record, (layout.t, layout.p))
         else:
-            if cute.arch.thread_idx()[0] == 128:
-                self.send(smem, record, self.layout.k_in, self.layout.t)
-                self.send(smem, record, self.layout.decay, self.layout.used)
+            if thread == THREADS // 2:
+                send(smem, record, (layout.k_in, layout.t), (layout.p, layout.used))
 
     def places(self, smem: Int32) -> Places:
         layout = self.layout
@@ -279,11 +283,13 @@ class PrepareKda:
             norms = [[x for half in (0, 16) for x in load_floats(row + half, 4)] for row in rows]
             own = [load_floats(row + cute.arch.lane_idx() // 4 * 4, 1)[0] for row in rows]
             diagonal = diagonal * own[0] * own[1]
+        behind_k = at.q_in - at.k_in
         for token in range(GROUP):
-            here = warp * GROUP + token < valid
-            decay = [select(here, value, Float32(1.0)) for value in decays.of(self.gates(at, warp, token))]
-            k, q = tokens.words(token, Int32(0)), tokens.words(token, at.q_in - at.k_in)
-            tokens.append(k, q, norms[0][token], norms[1][token], decay)
+            # Zeros were loaded for a token that the chunk has not; its decay is 1, which no other exceeds.
+            least = select(warp * GROUP + token < valid, Float32(0.0), Float32(1.0))
+            decay = [largest(value, least) for value in decays.of(self.gates(at, warp, token))]
+            k, q = tokens.words(token, Int32(0)), tokens.words(token, behind_k)
+            tokens.begin(token, k, q, norms[0][token], norms[1][token], decay)
         return tokens, diagonal
 
     def put_total(self, at: Places, warp: Int32, total: list[Any]) -> None:
@@ -340,20 +346,23 @@ class PrepareKda:
             rows = fragment_address(at.q_in, at.k_in, warp * GROUP)
             self.put_scores(at, self.products(rows, at.k_in, warp - 1), warp, warp - 1)
 
-    def level_16(self, at: Places, warp: Int32) -> None:
-        """Rows of groups 2, 3, 6 and 7, columns of the two groups before them: each warp one block."""
-        group = warp // 4 * 4 + 2 + (warp // 2) % 2
-        column = warp // 4 * 4 + warp % 2
-        rows = self.rows_address(at, at.k_out, group, 16)
-        self.put_scores(at, self.products(rows, at.k_out, column), group, column)
+    @cute.jit
+    def level_16(self, at: Places, warp: Int32):
+        """Rows of groups 2, 3, 6 and 7, columns of the two groups before them: by warps 0 to 3."""
+        if warp < 4:
+            group = warp + 2 + (warp & 2)
+            self.put_products(at, at.k_out, group, group & 4, 16)
 
     def level_32(self, at: Places, warp: Int32) -> None:
-        """Rows of groups 4 to 7, columns of groups 0 to 3: each warp two blocks."""
-        group, column = 4 + warp // 2, warp % 2 * 2
-        rows = self.rows_address(at, at.k_in, group, 32)
+        """Rows of groups 4 to 7, columns of groups 0 to 3: each warp two of them."""
+        self.put_products(at, at.k_in, 4 + warp // 2, warp % 2 * 2, 32)
+
+    def put_products(self, at: Places, k_tile: Int32, group: Int32, column: Int32, level: int) -> None:
+        """Scores of ``group`` with group ``column`` and the next one."""
+        rows = self.rows_address(at, k_tile, group, level)
         lane = cute.arch.lane_idx()
         line = lane % 8
-        columns = at.k_in + ((column + lane // 16) * GROUP + line) * LINE + (((lane // 8) % 2 ^ line) << 4)
+        columns = k_tile + ((column + lane // 16) * GROUP + line) * LINE + (((lane // 8) % 2 ^ line) << 4)
         sums = [[Float32(0.0)] * 4 for _ in range(2)]
         for step in range(self.steps):
             a, b = load_rows(rows, step, self.panel), load_columns(columns, step, self.panel)
@@ -398,14 +407,17 @@ class PrepareKda:
                 zero = Int32(0)
                 store_words(at.p + (warp * GROUP + line) * LINE + ((column ^ line) << 4), [zero] * 4)
 
-    def send(self, smem: Int32, record: Int64, start: int, stop: int) -> None:
-        """Bytes ``start`` to ``stop`` of the record, and wait until they have been read. By one thread."""
+
+def send(smem: Int32, record: Int64, *spans: tuple[int, int]) -> None:
+    """Spans of bytes of the record go to memory; wait until they have been read. By one thread."""
+    for start, stop in spans:
         assembly(
-            f"cp.async.bulk.global.shared::cta.bulk_group [$i0], [$i1], {stop - start}; cp.async.bulk.commit_group; "
-            "cp.async.bulk.wait_group.read 0;",
+            f"cp.async.bulk.global.shared::cta.bulk_group [$i0], [$i1], {stop - start};",
             inputs=[record + start, smem + start],
             memory=True,
         )
+    cute.arch.cp_async_bulk_commit_group()
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 # A method call in a branch of the trace would make a value of the branch of its object.
@@ -428,6 +440,12 @@ def widen_columns(tokens: Tokens, total: list[Any]) -> None:
 
 def times(a: list[Any], b: list[Any]) -> list[Any]:
     return [x * y for x, y in zip(a, b, strict=True)]
+
+
+def largest(a: Float32, b: Float32) -> Float32:
+    """NaN if one is."""
+    found: Float32 = assembly("max.NaN.f32 $r0, $i0, $i1;", [Float32], inputs=[a, b], volatile=False)[0]
+    return found
 
 
 def rsqrt(x: Float32) -> Float32:
