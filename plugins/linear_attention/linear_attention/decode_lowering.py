@@ -107,14 +107,13 @@ class _Lowering:
         fixed = [c.no_dynamic(f"{port}.dim[{axis}]", tensors[port].dim[axis]) for port in "qkv" for axis in (1, 2)]
         if not all(fixed):
             return False
-        sizes = [
-            c.require(
-                tensors[port].dim[2] in HEAD_SIZES, "shape.range", f"{port}.dim[2]", list(HEAD_SIZES), _shown(size)
-            )
-            for port in "qv"
-            for size in [tensors[port].dim[2]]
-        ]
-        return all(sizes)
+        fits = True
+        for port in "qv":
+            size = tensors[port].dim[2]
+            fits &= c.require(size in HEAD_SIZES, "shape.range", f"{port}.dim[2]", list(HEAD_SIZES), _shown(size))
+        if "cu_seqlens" in tensors:
+            fits &= c.between("cu_seqlens.dim[0]", tensors["cu_seqlens"].dim[0], 2, 2**31 - 1)
+        return fits
 
     def _lowered(self) -> Lowered:
         layouts = {port: self._layout(port) for port in _STATES if port in self.tensors}

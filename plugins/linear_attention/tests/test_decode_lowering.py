@@ -122,6 +122,16 @@ def test_channels_of_kda_gates_are_neighbours():
     assert reasons(named("kda_decode-plain"), inputs=change.items()) == [("layout.stride", "g.stride[2]")]
 
 
+def test_boundaries_of_no_sequence():
+    graph = cudnn_core.Graph(io_data_type="bfloat16", compute_data_type="float32")
+    q, k, v = (graph.tensor(dim=(2, 2, 64), name=name) for name in "qkv")
+    g, beta = (graph.tensor(dim=(2, 2), data_type="float32", name=name) for name in ("g", "beta"))
+    bounds = graph.tensor(dim=(1,), data_type="int32", name="cu_seqlens")
+    graph.gdn_decode(q=q, k=k, v=v, g=g, beta=beta, cu_seqlens=bounds)[0].set_output(True)
+    found = graph.freeze().facts(lower_gdn_decode)
+    assert [(decline.code, decline.subject) for decline in found.declines] == [("shape.range", "cu_seqlens.dim[0]")]
+
+
 def test_more_nodes_than_one():
     graph = cudnn_core.Graph(io_data_type="bfloat16", compute_data_type="float32")
     q, k, v = (graph.tensor(dim=(2, 2, 64), name=name) for name in "qkv")
