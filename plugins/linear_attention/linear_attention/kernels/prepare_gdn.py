@@ -259,8 +259,8 @@ class _Stage:
             if name == "d" and self.problem.scale < 0:
                 value = -value
             w.store_words(vectors + VECTORS[name], [w.chosen(inside, value, Float32(0.0))])
-        # All lanes of the warps write the same value.
-        w.store_words(self.vectors + VECTORS["decay"], [w.exp2(last)])
+        if row == 0:
+            w.store_words(self.vectors + VECTORS["decay"], [w.exp2(last)])  # all lanes, the same value
 
     def h_of(self, block: int, half: int) -> list[Float32]:
         """H of tokens 2t and 2t + 1 of eight."""
