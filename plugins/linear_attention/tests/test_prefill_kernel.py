@@ -15,13 +15,14 @@ def problem(io="bfloat16", key=64, value=64, heads=(1, 1, 1), **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("valid", [1, 17, 63, 64])
+@pytest.mark.parametrize("valid", [1, 17, 64])
 def test_one_chunk(valid):
     case = _kernels.Case(problem(), [valid])
     _kernels.run(case)
     _kernels.check(case, 5e-3 if valid > 1 else 1e-2)  # one token: the roundings of its T and P don't average out
 
 
+@pytest.mark.L2
 @pytest.mark.parametrize(("schedule", "seed"), [("late", 0), ("eager", 1), ("random", 2)])
 def test_sequences_between_tokens_of_none(schedule, seed):
     case = _kernels.Case(problem(initial=True), [70, 0, 128, 5], before=3, after=9, seed=seed)
@@ -31,6 +32,7 @@ def test_sequences_between_tokens_of_none(schedule, seed):
     assert (case.arrays["O"][-9:] == 0).all()
 
 
+@pytest.mark.L2
 def test_more_chunks_than_places_in_a_ring():
     case = _kernels.Case(problem(), [64 * 6 + 1], decay=0.005)
     _kernels.run(case)
@@ -55,6 +57,7 @@ def test_products_stay_asynchronous(key, summary):
     assert said == found
 
 
+@pytest.mark.L2
 @pytest.mark.parametrize("heads", [(1, 1, 2), (2, 1, 1), (2, 2, 2)])
 def test_groups_of_heads(heads):
     case = _kernels.Case(problem(heads=heads, l2norm=True), [40])
