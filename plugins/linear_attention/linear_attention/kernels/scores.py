@@ -26,19 +26,26 @@ _NAMES = {"bfloat16": "bf16", "float16": "f16"}
 def issue(io: str, key: int, rows: Int32, columns: Int32) -> list[Float32]:
     """Issue rows columns^T of two tiles as one group, and return the 32 sums, in flight (see ``tiles``: ``wait`` and ``landed``)."""
     target = ", ".join(f"$r{i}" for i in range(_VALUES))
-    lines = ["{", ".reg .b64 a, b;", "wgmma.fence.sync.aligned;"]
+    kind, same = _NAMES[io], rows is columns
+    lines = ["{", ".reg .b64 a, b;", ".reg .b32 al, ah, bl, bh;", ".reg .pred no, yes;"]
+    lines += ["setp.ne.b32 no, 0, 0;", "setp.eq.b32 yes, 0, 0;", "mov.b64 {al, ah}, $i0;"]
+    lines += [] if same else ["mov.b64 {bl, bh}, $i1;"]
+    lines.append("wgmma.fence.sync.aligned;")
     for step in range(key // K_STEP):
-        at = (step // _STEPS * PANEL_BYTES + step % _STEPS * 2 * K_STEP) >> 4
-        lines += [f"add.s64 a, $i0, {at};", f"add.s64 b, $i1, {at};"]
-        kind = _NAMES[io]
-        # The first step's accumulate predicate is false: what the registers hold does not matter.
-        lines.append(f"{{ .reg .pred p; setp.ne.b32 p, {int(step > 0)}, 0;")
+        at, last = (
+            (i // _STEPS * PANEL_BYTES + i % _STEPS * 2 * K_STEP) >> 4 for i in (step, max(step - 1, 0))
+        )
+        # Offsets stay in the address field of a descriptor's lower half.
+        lines += [f"add.s32 al, al, {at - last};", "mov.b64 a, {al, ah};"]
+        lines += [] if same else [f"add.s32 bl, bl, {at - last};", "mov.b64 b, {bl, bh};"]
+        # The first step does not accumulate: what the registers hold does not matter.
         lines.append(
-            f"wgmma.mma_async.sync.aligned.m64n{CHUNK}k16.f32.{kind}.{kind} {{{target}}}, a, b, p, 1, 1, 0, 0; }}"
+            f"wgmma.mma_async.sync.aligned.m64n{CHUNK}k16.f32.{kind}.{kind} {{{target}}}, a, {'a' if same else 'b'}, "
+            f"{'yes' if step else 'no'}, 1, 1, 0, 0;"
         )
     lines += ["wgmma.commit_group.sync.aligned;", "}"]
-    text = "\n".join(lines)
-    return assembly(text, [Float32] * _VALUES, inputs=[k_major(rows), k_major(columns)], early=True)
+    text, inputs = "\n".join(lines), [k_major(rows)] if same else [k_major(rows), k_major(columns)]
+    return assembly(text, [Float32] * _VALUES, inputs=inputs, early=True)
 
 
 def squares(io: str, key: int, tile: Int32, warp: Int32, lane: Int32) -> list[Float32]:
