@@ -20,7 +20,8 @@ Of a token, with everything summed over the lanes that share a row:
 nk and nq are the factors of the l2norm, 1 without it: no product waits for them. Sums of a row are halved between the lanes, so that
 each lane ends with one row, whose v it has loaded and whose w and o it computes; a row's w comes back by a shuffle.
 
-Nothing branches on data: accesses are predicated; a sequence that is skipped computes, and keeps nothing.
+Accesses are predicated, and a sequence that is skipped computes and keeps nothing; tokens that a sequence of cu_seqlens lacks are
+branched over.
 References: PTX ISA, "shfl.sync", "griddepcontrol".
 """
 
@@ -306,12 +307,45 @@ class _Warp:
 
     def token(self, step: int, operands: Any) -> None:
         """One token: the state, its O and, where every token has a slot, its copy."""
-        problem, kernel, state = self.problem, self.kernel, self.state
-        k, q, v, g, b = operands
-        alive = self.alive(step)
-        decays = [kernel.gate.decay(x, self.amplitude, bias) for x, bias in zip(g, self.bias, strict=True)]
+        problem = self.problem
+        alive, written = self.alive(step), self.owns
         if problem.index_dtype:
-            decays = [_select(alive, decay, Float32(1.0)) for decay in decays]
+            written = written & (Int32(step) < self.span)
+            o = self.updated_if(alive, operands)
+        else:
+            self.state, o = self.updated(self.state, operands)
+            if alive is not None:
+                o = _select(alive, o, Float32(0.0))
+        store(self.o_address(self.start + Int32(step)), [o], problem.output, _flag(written))
+        if self.targets and problem.final:
+            target, kept = self.targets[step]
+            self.store_state(Int32(target), kept & alive)
+
+    def updated_if(self, alive: Boolean, operands: Any) -> Float32:
+        """``updated``, unless the sequence lacks the token: then the state stays, and o is 0."""
+        lines, channels = self.kernel.lines, self.kernel.channels
+        registers = cute.make_rmem_tensor((lines * channels + 1,), Float32)
+        self.write_registers(registers, self.state, Float32(0.0))
+        self.branch(alive, registers, operands)
+        found = [registers[i] for i in range(lines * channels + 1)]
+        self.state = [found[i * channels : (i + 1) * channels] for i in range(lines)]
+        return found[-1]
+
+    @cute.jit
+    def branch(self, alive: Boolean, registers: cute.Tensor, operands: tuple) -> None:
+        if alive:  # the same for all lanes
+            state, o = self.updated(self.state, operands)
+            self.write_registers(registers, state, o)
+
+    def write_registers(self, registers: cute.Tensor, state: list[list[Float32]], o: Float32) -> None:
+        for i, value in enumerate([*(value for line in state for value in line), o]):
+            registers[i] = value
+
+    def updated(self, state: list[list[Float32]], operands: Any) -> tuple[list[list[Float32]], Float32]:
+        """The state after a token, and its o of the row that the lane ends with."""
+        problem, kernel = self.problem, self.kernel
+        k, q, v, g, b = operands
+        decays = [kernel.gate.decay(x, self.amplitude, bias) for x, bias in zip(g, self.bias, strict=True)]
         decays *= kernel.channels // len(decays)
         state = [[x * decay for x, decay in zip(line, decays, strict=True)] for line in state]
         r, p = (self.owned_sum([_dot(line, vector) for line in state]) for vector in (k, q))
@@ -323,21 +357,12 @@ class _Warp:
         w = kernel.beta.value(b) * (v - read)
         if problem.l2norm:
             w = w * nk
-        if problem.index_dtype:
-            w = _select(alive, w, Float32(0.0))
-        o = scale * (p + kq * w)
-        if alive is not None:
-            o = _select(alive, o, Float32(0.0))
         writes = [cute.arch.shuffle_sync(w, source) for source in self.sources]
-        self.state = [
+        state = [
             [x + write * channel for x, channel in zip(line, k, strict=True)]
             for line, write in zip(state, writes, strict=True)
         ]
-        written = self.owns if not problem.index_dtype else self.owns & (Int32(step) < self.span)
-        store(self.o_address(self.start + Int32(step)), [o], problem.output, _flag(written))
-        if self.targets and problem.final:
-            target, kept = self.targets[step]
-            self.store_state(Int32(target), kept & alive)
+        return state, scale * (p + kq * w)
 
     def o_address(self, token: Int32) -> Int64:
         size = BYTES[self.problem.output]
