@@ -130,8 +130,7 @@ def diagonal_scores(
             tokens.put(tokens.rows_q, behind_k, boundary, boundary + level)
             tokens.widen(first, level)
         found, _ = _products(tokens.io, address, panel, steps, False)
-        here = [x >> (level.bit_length() - 1) == 1 for x in apart]
-        scores = [select(here[i % 2], found[i], scores[i]) for i in range(4)]
+        scores = [select(apart[i % 2] >= level, found[i], scores[i]) for i in range(4)]
     cute.arch.sync_warp()
     return Scores(scores[:2], scores[2:])
 
