@@ -8,7 +8,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from ..records import CHUNK
-from .arguments import Args, bounds, held
+from .arguments import Args, held
 
 __all__ = ["Chunk", "find_chunk"]
 
@@ -22,26 +22,35 @@ class Chunk(NamedTuple):
     valid: Int32
 
 
+class Owner(NamedTuple):
+    """A sequence, its first token and the one behind its last."""
+
+    sequence: Int32
+    start: Int32
+    stop: Int32
+
+
 def find_chunk(args: Args, slot: Int32) -> Chunk:
     """By a warp. Where boundaries decrease, some chunks are found by no slot, or by several."""
-    sequence = Int32(0) if args.cu_seqlens is None else _owner(args, slot)
-    start, length = bounds(args, sequence)
-    before = (slot - start // CHUNK - sequence) * CHUNK
-    valid = cutlass.min(length - before, Int32(CHUNK))
-    return Chunk(start + before, cutlass.select_(before < 0, Int32(0), valid))
+    owner = Owner(Int32(0), Int32(0), args.tokens) if args.cu_seqlens is None else _owner(args, slot)
+    before = (slot - owner.start // CHUNK - owner.sequence) * CHUNK
+    valid = cutlass.min(owner.stop - owner.start - before, Int32(CHUNK))
+    return Chunk(owner.start + before, cutlass.select_(before < 0, Int32(0), valid))
 
 
 @cute.jit
-def _owner(args: Args, slot: Int32) -> Int32:
-    """The last sequence whose first slot is at most ``slot``: a search in 32 parts, one a lane."""
+def _owner(args: Args, slot: Int32) -> Owner:
+    """The last sequence whose first slot is at most ``slot``: a search in 32 parts, one a lane. The boundaries come with it, so that up to
+    32 sequences cost one access to memory and not two, one after the other."""
     lane = cute.arch.lane_idx()
-    found, count = Int32(0), args.sequences
-    while count > 1:
+    found, count, start, stop = Int32(0), args.sequences, Int32(0), Int32(0)
+    while count > 0:
         part = (count + _WARP - 1) // _WARP
         sequence = cutlass.min(found + lane * part, args.sequences - 1)
-        first_slot = held(args.cu_seqlens[sequence], args.tokens) // CHUNK + sequence
-        before = (lane * part < count) & (first_slot <= slot)
+        first, last = (held(args.cu_seqlens[sequence + i], args.tokens) for i in range(2))
+        before = (lane * part < count) & (first // CHUNK + sequence <= slot)
         parts = cutlass.max(cute.arch.popc(cute.arch.vote_ballot_sync(before)) - 1, Int32(0))
+        start, stop = cute.arch.shuffle_sync(first, parts), cute.arch.shuffle_sync(last, parts)
         found += parts * part
-        count = cutlass.min(part, count - parts * part)
-    return found
+        count = cutlass.select_(part == 1, Int32(0), cutlass.min(part, count - parts * part))
+    return Owner(found, start, stop)
