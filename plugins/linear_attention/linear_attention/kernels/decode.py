@@ -92,12 +92,13 @@ class DecodeKernel:
     @cute.kernel
     def kernel(self, arguments: tuple):
         """The kernel: see the module's text."""
-        args = dict(zip(argument_words(self.problem), arguments, strict=True))
         if cutlass.const_expr(self.dependent):
             # The next kernel may take its place on the SMs; it waits in turn for this one to end before it touches memory.
             cute.arch.griddepcontrol_launch_dependents()
+        warp = _Warp(self, dict(zip(argument_words(self.problem), arguments, strict=True)))
+        if cutlass.const_expr(self.dependent):
             cute.arch.griddepcontrol_wait()
-        _Warp(self, args).run()
+        warp.run()
 
 
 class _Warp:
