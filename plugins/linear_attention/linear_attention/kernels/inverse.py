@@ -1,16 +1,19 @@
 # ruff: noqa: ANN202  the DSL reads return annotations
 """The inverse A of a unit lower triangular 64 x 64 matrix I - N, by one warpgroup, from shared memory to registers.
 
-Callers pass N = -L: nothing of it on and above the diagonal is read but for the diagonal blocks' zeros, which ``put_diagonal`` makes.
+Callers pass N = -L, in blocks of 16 x 16:
 
-    put_block      block (r, m), r > m, of N from a fragment, by any warp
-    put_diagonal   block (r, r) of N, by warp r
-    unit_lower_inverse   warp c inverts diagonal block c; barrier; warp c makes column c of blocks and hands them to ``emit``
+    put_block        block (r, m), r > m, of N from a fragment
+    put_diagonal     block (r, r) of N: what is on and above its diagonal does not count
+    invert_diagonal  warp r makes D_r = (I - N_rr)^-1, and Z_r = D_r N_r,r-1 in the same instructions
+    barrier
+    columns          warp c makes column c of blocks of A and hands them to ``emit``
 
-Diagonal blocks are inverted by forward substitution in fp32. Column c of A, transposed: W_c = D_c^-T, and for r > c
-W_r = (sum over m = c .. r-1 of W_m N_rm^T) D_r^-T, where W_m stays in registers: the fragment of a sum is the A operand of the next
-product. A product is three of mma.m16n8k16 with operands split into two bf16 each: hi hi + hi lo + lo hi. That has the range of fp32,
-and 16 bits. Largest error of A for keys of norm 1, one fp16 product (11 bits) -> this:
+Diagonal blocks are inverted by forward substitution in fp32. Half a warp has the columns of D_r, the other half those of Z_r. Column c
+of A, transposed: W_c = D_c^T, then W_r = W_r-1 Z_r^T + (sum over m = c .. r-2 of W_m N_rm^T) D_r^T, so that one product is all between a
+block and the next one. W_m stays in registers: the fragment of a sum is the A operand of the next product. A product is three of
+mma.m16n8k16 with operands split into two bf16 each: hi hi + hi lo + lo hi. That has the range of fp32, and 16 bits. Largest error of A
+for keys of norm 1, one fp16 product (11 bits) -> this:
 
     random, beta 0.5                      6e-5 -> 1e-6
     64 equal keys, beta 0.999             3e-4 -> 7e-6
@@ -19,11 +22,14 @@ and 16 bits. Largest error of A for keys of norm 1, one fp16 product (11 bits) -
     equal but for 0.01, beta 1.999        1e-1 -> 6e-4
 
 Scratch, ``SCRATCH_BYTES`` at a 16-byte boundary: the six blocks below the diagonal in the order of ``block_number``, then the four on it, 1024
-bytes each. The former, and the inverses of the latter (transposed), are 16 rows of 32 bytes in bf16, first the upper halves, then at
-512 the rest; the two 16-byte pieces of rows 4-7 and 12-15 trade places. A diagonal block of N is 16 rows of 16 fp32, in which
-columns 0-7 and 8-15 of rows 2, 3, 6, 7, 10, 11, 14, 15 trade places. No access has bank conflicts.
+bytes each.
 
-Imported by ``prepare_gdn`` and ``prepare_kda``.
+    halves     16 rows of 32 bytes in bf16, first the upper halves, then at 512 the rest; the two 16-byte pieces of rows 4-7 and 12-15
+               trade places. Blocks (2, 0), (3, 0), (3, 1) of N; D_r and Z_r, transposed, in the places of N_rr and N_r,r-1
+    fp32       16 rows of 64 bytes, of which those of 2, 3, 6, 7, 10, 11, 14, 15 trade their halves. Blocks (r, r) of N, and (r, r-1)
+               with every second row in the place of its neighbour
+
+No access has bank conflicts. Imported by ``prepare_gdn`` and ``prepare_kda``.
 """
 
 from __future__ import annotations
@@ -56,51 +62,53 @@ def block_number(row: Any, column: Any) -> Any:
     return row * (row - 1) // 2 + column
 
 
-def put_block(scratch: Int32, row: Any, column: Any, values: Sequence[Float32], lane: Int32) -> None:
-    """Block (``row``, ``column``) of N, row > column, from its fragment (``warp``). By a warp."""
-    pairs = [w.split(values[2 * i], values[2 * i + 1]) for i in range(4)]
-    address = scratch + block_number(row, column) * _BYTES + _piece(lane % 16, lane >> 4)
-    for half, at in enumerate((0, _REST)):
-        w.store_matrices(address + at, [pair[half] for pair in pairs])
+def put_block(scratch: Int32, row: int, column: int, values: Sequence[Float32], lane: Int32) -> None:
+    """Block (``row``, ``column``) of N, row > column, from its fragment (``warp``). By a warp: if column is row - 1, by warp ``row``."""
+    address = scratch + block_number(row, column) * _BYTES
+    if column == row - 1:
+        _put_floats(address, values, lane, 1)
+    else:
+        pairs = [w.split(values[2 * i], values[2 * i + 1]) for i in range(4)]
+        for half, at in enumerate((0, _REST)):
+            w.store_matrices(address + _piece(lane % 16, lane >> 4) + at, [pair[half] for pair in pairs])
 
 
-def put_diagonal(scratch: Int32, index: Any, values: Sequence[Float32], lane: Int32) -> None:
-    """Diagonal block ``index`` of N from its fragment: what lies below its diagonal, the rest may be NaN. By warp ``index``, or a barrier before
-    the inverse."""
+def put_diagonal(scratch: Int32, index: int, values: Sequence[Float32], lane: Int32) -> None:
+    """Diagonal block ``index`` of N from its fragment: what lies below its diagonal, the rest may be NaN. By warp ``index``."""
     g, t = lane >> 2, lane & 3
-    # Columns 8-15 trade places with 0-7 in every second pair of rows.
-    address = _diagonal(scratch, index) + g * 64 + t * 8
-    turned = ((g >> 1) & 1) * 32
     zero = Float32(0.0)
-    corner = [w.chosen(g > 2 * t + e, x, zero) for e, x in enumerate(values[:2])]
-    w.store_words(address + turned, corner)
-    w.store_words(address + (turned ^ 32), [zero, zero])
-    w.store_words(address + 512 + turned, values[2:4])
-    corner = [w.chosen(g > 2 * t + e, x, zero) for e, x in enumerate(values[6:8])]
-    w.store_words(address + 512 + (turned ^ 32), corner)
+    corners = [w.chosen(g > 2 * t + i % 2, values[i], zero) for i in (0, 1, 6, 7)]
+    _put_floats(_diagonal(scratch, index), [*corners[:2], *values[2:4], zero, zero, *corners[2:]], lane, 0)
 
 
 def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: Emit) -> None:
-    """Warp c of the warpgroup (``thread`` 0 to 127) makes column c of blocks of A = (I - N)^-1: the three steps below.
+    """Warp c of the warpgroup (``thread`` 0 to 127) makes column c of blocks of A = (I - N)^-1, see ``columns``.
 
-    One meeting at barrier ``named_barrier`` of 128 threads. Scratch may be written again after the warpgroup has met once more.
+    N has been written, with a barrier since: *all* blocks below the diagonal as halves, those on it as fp32 with zeros on and above their
+    diagonals. One meeting at barrier ``named_barrier`` of 128 threads. Scratch may be written again after the warpgroup has met once more.
     """
     lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
+    _widen(scratch, warp, lane)
     invert_diagonal(scratch, warp, lane)
     cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
     columns(scratch, warp, lane, emit)
 
 
-def invert_diagonal(scratch: Int32, index: Int32, lane: Int32) -> None:
-    """Diagonal block ``index``, in place. By the warp that put it there, or after a barrier."""
+def invert_diagonal(scratch: Int32, index: Any, lane: Int32) -> None:
+    """D and Z of row ``index`` of blocks, in place. By warp ``index``, which has put the two blocks."""
+    diagonal, beside = _diagonal(scratch, index), scratch + block_number(index, index - 1) * _BYTES
+    if isinstance(index, int):
+        beside = beside if index else diagonal
+    else:
+        beside = cutlass.select_(index == 0, diagonal, beside)
     cute.arch.sync_warp()
-    _substitute(_diagonal(scratch, index), lane)
+    _substitute(diagonal, beside, lane)
 
 
 def columns(
     scratch: Int32, warp: Int32, lane: Int32, emit: Emit, *, besides: Callable[[int], None] | None = None
 ) -> None:
-    """Column ``warp`` of blocks, when all of N is there and its diagonal blocks are inverted.
+    """Column ``warp`` of blocks, when all of N is there and ``invert_diagonal`` is done.
 
     ``emit(r, c, values)`` gets the fragment of block (r, c) of A *transposed*, r >= c: value 4n + 2h + e is
     A[16 r + 8 n + 2 t + e, 16 c + g + 8 h]. It is called while the kernel is traced, for every c and r, inside a branch that warp c takes; r and
@@ -118,28 +126,66 @@ def _diagonal(scratch: Int32, index: Any) -> Any:
 
 
 def _piece(row: Any, piece: Any) -> Any:
-    """Offset of a 16-byte piece of a row of 16 bf16."""
+    """Offset of a 16-byte piece of a row of halves."""
     return row * 32 + ((piece ^ ((row >> 2) & 1)) << 4)
 
 
-def _substitute(address: Int32, lane: Int32) -> None:
-    """Invert I - N for the diagonal block at ``address``, in place: lane j and lane j + 16 make column j, and store row j of the transpose."""
-    column = lane % BLOCK
+def _put_floats(address: Int32, values: Sequence[Float32], lane: Int32, exchanged: int) -> None:
+    """A fragment as fp32. ``exchanged``: 1 if every second row is in the place of its neighbour."""
+    g, t = lane >> 2, lane & 3
+    place = address + (g ^ exchanged) * 64 + t * 8
+    turned = ((g >> 1) & 1) * 32
+    for n in range(2):
+        for half in range(2):
+            first = 4 * n + 2 * half
+            w.store_words(place + 512 * half + (turned ^ (32 * n)), values[first : first + 2])
+
+
+@cute.jit
+def _widen(scratch: Int32, row: Int32, lane: Int32):
+    """Block (row, row - 1) from halves to fp32. By a warp."""
+    if row > 0:
+        address = scratch + block_number(row, row - 1) * _BYTES
+        values = _joined(_halves(address + _piece(lane % 16, lane >> 4)))
+        cute.arch.sync_warp()
+        _put_floats(address, values, lane, 1)
+
+
+def _halves(address: Int32, *, transposed: bool = False) -> list[list[Uint32]]:
+    return [w.load_matrices(address + at, transposed=transposed) for at in (0, _REST)]
+
+
+def _joined(halves: Sequence[Sequence[Uint32]]) -> list[Float32]:
+    return [value for first, rest in zip(*halves, strict=True) for value in w.joined(first, rest)]
+
+
+def _substitute(diagonal: Int32, beside: Int32, lane: Int32) -> None:
+    """D from N_rr at ``diagonal`` and Z from N_r,r-1 at ``beside``, in place: lane j makes column j of D - I = N_rr + N_rr (D - I), lane 16 + j
+    that of Z = N_r,r-1 + N_rr Z. They store rows of the transposes.
+    """
+    column, second = lane % BLOCK, lane >> 4
+    own = w.chosen(second == 1, beside, diagonal)
+    # The second half's rows are exchanged, where it has rows of its own.
+    step = w.chosen(beside == diagonal, Int32(0), second * 64)
+    starts = [own + column * 4, own + ((column * 4) ^ 32)]
     x: list[Any] = []
     for row in range(BLOCK):
-        value = cutlass.select_(column == row, Float32(1.0), Float32(0.0))
+        turned = (row >> 1) & 1
+        value = w.load_words(starts[turned] + (-step if row % 2 else step) + row * 64, 1)[0]
         for quad in range(-(-row // 4)):
-            piece = quad ^ (((row >> 1) & 1) << 1)
-            entries = w.load_words(address + row * 64 + piece * 16, 4)
+            entries = w.load_words(diagonal + row * 64 + (quad ^ (turned << 1)) * 16, 4)
             for i in range(min(4, row - 4 * quad)):
                 value = value + entries[i] * x[4 * quad + i]
         x.append(value)
-    pairs = [w.split(x[i], x[i + 1]) for i in range(0, BLOCK, 2)]
-    words = [cutlass.select_(lane < BLOCK, first, rest) for first, rest in pairs]
-    cute.arch.sync_warp()  # all lanes have read the block
-    target = address + (lane >> 4) * _REST
-    for piece in range(2):
-        w.store_words(target + _piece(column, Int32(piece)), words[4 * piece : 4 * piece + 4])
+    halves = list(zip(*(w.split(x[i], x[i + 1]) for i in range(0, BLOCK, 2)), strict=True))
+    cute.arch.sync_warp()  # all lanes have read the blocks
+    for half, at in enumerate((0, _REST)):
+        for piece in range(2):
+            w.store_words(own + at + _piece(column, Int32(piece)), halves[half][4 * piece : 4 * piece + 4])
+    # The ones of I: 1 in bf16.
+    place = diagonal + _piece(column, column >> 3) + (column & 7) * 2
+    text = "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.lt.s32 p, $1, 16; @p st.shared.b16 [$0], one; }"
+    w.asm(text, [], [place, lane], effects=True)
 
 
 class _Columns:
@@ -157,33 +203,33 @@ class _Columns:
                 self.column(column)
 
     def column(self, c: int) -> None:
-        """Sums of a row are updated by each W as soon as it is there, so that only the last product is waited for."""
+        """The next block first, then the sums of those behind it: they have time until it is there."""
         if self.besides:
             self.besides(c)
-        known = self._halves(self.turned, _BELOW + c, transposed=False)
-        values = [value for first, rest in zip(*known, strict=True) for value in w.joined(first, rest)]
-        sums: dict[int, _Sum] = {r: _Sum() for r in range(c + 1, BLOCKS)}
+        known = _halves(self.turned + (_BELOW + c) * _BYTES)
+        values = _joined(known)
+        sums, blocks = ({r: _Sum() for r in range(c + 1, BLOCKS)} for _ in range(2))
         for r in range(c, BLOCKS):
             if r > c:
-                total = _halves_of(sums[r].values())
-                product = _Sum()
-                product.add(total, self._halves(self.turned, _BELOW + r, transposed=True), last=True)
-                values = product.values()
-                known = _halves_of(values)
-            for later in range(r + 1, BLOCKS):
-                below = self._halves(self.natural, block_number(later, r), transposed=False)
-                sums[later].add(known, below, last=later == r + 1)
+                values = blocks[r].values()
+            if r + 1 < BLOCKS:
+                if r > c:
+                    known = _split(values)
+                z = _halves(self.turned + block_number(r + 1, r) * _BYTES, transposed=True)
+                blocks[r + 1].add(known, z, last=True)
+            for later in range(r + 2, BLOCKS):
+                below = _halves(self.natural + block_number(later, r) * _BYTES)
+                sums[later].add(known, below, last=later == r + 2)
+            if r + 2 < BLOCKS:
+                d = _halves(self.turned + (_BELOW + r + 2) * _BYTES, transposed=True)
+                blocks[r + 2].add(_split(sums[r + 2].values()), d, last=False)
             self.emit(r, c, values)
         fence_shared()
 
-    def _halves(self, address: Int32, number: int, *, transposed: bool) -> tuple[list[Uint32], list[Uint32]]:
-        first, rest = (w.load_matrices(address + (number * _BYTES + at), transposed=transposed) for at in (0, _REST))
-        return first, rest
 
-
-def _halves_of(values: Sequence[Float32]) -> tuple[list[Uint32], list[Uint32]]:
+def _split(values: Sequence[Float32]) -> list[list[Uint32]]:
     pairs = [w.split(values[2 * i], values[2 * i + 1]) for i in range(4)]
-    return [first for first, _ in pairs], [rest for _, rest in pairs]
+    return [[pair[half] for pair in pairs] for half in range(2)]
 
 
 class _Sum:
