@@ -72,8 +72,14 @@ class Inverses:
                     self.put_block(scratch, row, column, values, lane)
 
     def put_block(self, scratch, row, column, values, lane):
-        if column == row:
+        if column == row and not self.halves:
             inverse.put_diagonal(scratch, row, values, lane)
+        elif column == row:
+            for i, (line, element) in enumerate(fragment(lane)[::2]):
+                if i != 2:  # columns 8-15 of rows 0-7
+                    pair = [cutlass.select_(element + e < line, values[2 * i + e], Float32(0.0)) for e in range(2)]
+                    place = scratch + 1024 * (6 + row) + line * 64 + (element * 4 ^ ((line >> 1) & 1) * 32)
+                    w.store_words(place, pair)
         elif self.halves:
             block = scratch + 1024 * inverse.block_number(row, column)
             for i, (line, _) in enumerate(fragment(lane)[::2]):

@@ -85,10 +85,10 @@ def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: 
     """Warp c of the warpgroup (``thread`` 0 to 127) makes column c of blocks of A = (I - N)^-1, see ``columns``.
 
     N has been written, with a barrier since: *all* blocks below the diagonal as halves, those on it as fp32 with zeros on and above their
-    diagonals. One meeting at barrier ``named_barrier`` of 128 threads. Scratch may be written again after the warpgroup has met once more.
+    diagonals, but for columns 8-15 of rows 0-7, which need not be there. One meeting at barrier ``named_barrier`` of 128 threads. Scratch may be written again after the warpgroup has met once more.
     """
     lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
-    _widen(scratch, warp, lane)
+    _complete(scratch, warp, lane)
     invert_diagonal(scratch, warp, lane)
     cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
     columns(scratch, warp, lane, emit)
@@ -142,8 +142,10 @@ def _put_floats(address: Int32, values: Sequence[Float32], lane: Int32, exchange
 
 
 @cute.jit
-def _widen(scratch: Int32, row: Int32, lane: Int32):
-    """Block (row, row - 1) from halves to fp32. By a warp."""
+def _complete(scratch: Int32, row: Int32, lane: Int32):
+    """Block (row, row - 1) from halves to fp32, and zeros in columns 8-15 of rows 0-7 of block (row, row). By a warp."""
+    zeros = _diagonal(scratch, row) + (lane >> 2) * 64 + ((lane >> 3 & 1) ^ 1) * 32 + (lane & 3) * 8
+    w.store_words(zeros, [Float32(0.0)] * 2)
     if row > 0:
         address = scratch + block_number(row, row - 1) * _BYTES
         values = _joined(_halves(address + _piece(lane % 16, lane >> 4)))
