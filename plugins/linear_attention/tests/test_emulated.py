@@ -30,12 +30,16 @@ BOTH = pytest.mark.parametrize("op", ["gdn", "kda"])
 SMALL = [
     case for case in CASES if not case.decodes and case.io.itemsize == 2 and not case.large and sum(case.lengths) <= 600
 ]
+# Rows of T near 1 and -1 cancel, and T, U and P are rounded to bfloat16: 0.015 from T alone with equal keys, 0.006 from P and U with
+# near ones, in a model of the chunk in fp64 that rounds where the kernels do. It has their errors: 0.0176 and 0.0090.
+ROUNDED = {"identical-keys": 0.025, "near-collinear-keys": 0.015}
 SCHEDULES = [("late", 0), ("random", 1), ("random", 2)]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_cases(case):
-    check(case, outputs(case, ENGINES[case.op]()))
+    tolerance = ROUNDED.get(case.name.partition("-")[2], case.tolerance)
+    check(replace(case, tolerance=tolerance), outputs(case, ENGINES[case.op]()))
 
 
 @BOTH
@@ -46,6 +50,12 @@ def test_every_schedule(op, schedule, seed):
 
 
 # --- segments
+def remembering(name, **fields):
+    """A case whose state outlives its chunks: with the usual gates, what a segment starts from would not show."""
+    op = name.partition("-")[0]
+    return replace(named(name), heads=(1, 1, 1), change=named(f"{op}-long-memory").change, **fields)
+
+
 @pytest.fixture
 def cut(monkeypatch):
     """Sequences have as many segments as said, whatever their sizes."""
@@ -62,7 +72,7 @@ def cut(monkeypatch):
 def test_segments(op, segments, schedule, seed, cut):
     """Lengths with empty segments, a partial chunk at the end of one, and no chunk at all."""
     cut(segments)
-    case = replace(named(f"{op}-plain"), lengths=(250, 70, 0), heads=(1, 1, 1))
+    case = remembering(f"{op}-plain", lengths=(250, 70, 0))
     check(case, outputs(case, ENGINES[op](), schedule=schedule, seed=seed))
 
 
@@ -70,13 +80,13 @@ def test_segments(op, segments, schedule, seed, cut):
 @pytest.mark.parametrize("name", ["slots", "slots-k-major-bf16", "slots-outside", "no-initial-state", "k64-v128"])
 def test_segments_of_other_states(op, name, cut):
     cut(3)
-    case = replace(named(f"{op}-{name}"), lengths=(250, 70, 0) if "slots" in name else (250,), heads=(1, 1, 1))
+    case = remembering(f"{op}-{name}", lengths=(250, 70, 0) if "slots" in name else (250,))
     check(case, outputs(case, ENGINES[op]()))
 
 
 @BOTH
 def test_segments_add_rounding_alone(op, cut):
-    case = replace(named(f"{op}-d128"), lengths=(320,), heads=(1, 1, 1))
+    case = remembering(f"{op}-d128", lengths=(320,))
     whole = outputs(case, ENGINES[op]())
     cut(5)
     parts = outputs(case, ENGINES[op]())
