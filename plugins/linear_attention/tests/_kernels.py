@@ -146,23 +146,23 @@ def records(case):
 class Host:
     """A kernel's passes behind ``host(words, stream)``. The workspace has the records, then the summaries."""
 
-    def __init__(self, problem, summary=False, prepare=None):
+    def __init__(self, problem, summary=False, ctas=None):
         from linear_attention.kernels.prefill import Prefill
 
-        self.problem = problem
-        self.kernel = Prefill(problem, plan_layout(problem), summary=summary, prepare=prepare)
+        self.problem, self.ctas = problem, ctas
+        self.kernel = Prefill(problem, plan_layout(problem), summary=summary)
 
     @cute.jit
     def host(self, words: Int64, stream: cuda.CUstream):
-        self.kernel.launch(unpack(self.problem, words), stream)
+        self.kernel.launch(unpack(self.problem, words), stream, self.ctas)
 
 
 @functools.cache
-def compiled(problem, summary=False, prepare=None):
-    return Compiled(Host(problem, summary, prepare() if prepare else None), problem)
+def compiled(problem, summary=False, ctas=None):
+    return Compiled(Host(problem, summary, ctas), problem)
 
 
-def run(case, *, summary=False, segments=1, workspace=None, prepare=None, **options):
+def run(case, *, summary=False, segments=1, workspace=None, ctas=None, **options):
     """One pass; arrays of ``case`` and ``workspace`` are written. Returns the report.
 
     GDN is not checked strictly: all warps of its prepare stage store the one decay, which is a race of equal values.
@@ -172,7 +172,7 @@ def run(case, *, summary=False, segments=1, workspace=None, prepare=None, **opti
         workspace = new_workspace(case, segments)
     written = [] if p.overwrite or p.pooled else [case.arrays[name] for name in ("final_state",) if name in case.arrays]
     offset = workspace_offsets(p, case.sizes["tokens"], len(case.lengths))[1]
-    report, _ = compiled(p, summary, prepare).run(
+    report, _ = compiled(p, summary, ctas).run(
         {**case.sizes, "segments": segments},
         {**case.arrays, "workspace": workspace[:offset], "summaries": workspace[offset:]},
         written, **{"schedule": "late", "strict": p.variant == "kda", **options},

@@ -39,6 +39,14 @@ def test_more_chunks_than_places_in_a_ring():
     _kernels.check(case)
 
 
+@pytest.mark.parametrize(("schedule", "seed"), [("late", 0), ("random", 1), ("random", 2)])
+def test_a_cta_has_several_sequences(schedule, seed):
+    case = _kernels.Case(problem(initial=True), [65, 0, 7, 128, 64, 1], after=4, seed=seed)
+    _kernels.run(case, ctas=1, schedule=schedule, seed=seed)
+    _kernels.check(case)
+    assert (case.arrays["O"][-4:] == 0).all()
+
+
 @pytest.mark.L2
 @pytest.mark.parametrize("io", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("key", "value"), [(64, 128), (128, 64), (128, 128)])

@@ -37,7 +37,7 @@ def tile_layout(io: str, columns: int) -> cute.ComposedLayout:
 
 
 class Loader:
-    """Loads for a CTA of ``problem``. ``summary``: of a record, without Q~ and P."""
+    """Loads for a CTA of ``problem``, one work item after the other. ``summary``: of a record, without Q~ and P."""
 
     def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool) -> None:
         self.problem, self.layout = problem, layout
@@ -60,10 +60,9 @@ class Loader:
         return atom, coordinates
 
     @cute.jit
-    def load_operands(self, smem: cute.Pointer, atoms: tuple, args: Args, work: Work):
-        """K and Q of all chunks of the CTA. By one warp."""
-        lane, p = cute.arch.lane_idx(), self.problem
-        ring, stage = self.layout.operands, Place(Int32(0), Int32(0))
+    def load_operands(self, smem: cute.Pointer, atoms: tuple, args: Args, work: Work, stage: Place, tail: Int32):
+        """K and Q of a work item's chunks, from ``stage`` on. ``tail``: parity of the next partial chunk. By one warp."""
+        lane, p, ring = cute.arch.lane_idx(), self.problem, self.layout.operands
         k_head, q_head = work.head * p.heads_k // p.heads, work.head * p.heads_q // p.heads
         for chunk in cutlass.range(work.chunks, unroll=1):
             partial = (chunk == work.chunks - 1) & (work.valid < CHUNK)
@@ -76,14 +75,15 @@ class Loader:
             self.load_tile(atoms[1], place, p.key, token, Int32(0), k_head, target)
             self.load_tile(atoms[2], place + self.layout.q, p.key, token, Int32(0), q_head, target)
             if partial:
-                self.finish(smem, "full", stage.index, 0, place.toint(), p.key * 2 // LINE, work.valid, lane)
+                self.finish(smem, "full", stage.index, 0, tail, place.toint(), p.key * 2 // LINE, work.valid, lane)
+                tail = tail ^ 1
             stage = advanced(stage, ring.count)
+        return stage, tail
 
     @cute.jit
-    def load_values(self, smem: cute.Pointer, atom: tuple, work: Work, slab: Int32):
-        """V of all chunks of the CTA. By one warp."""
-        lane, p = cute.arch.lane_idx(), self.problem
-        ring, stage = self.layout.values, Place(Int32(0), Int32(0))
+    def load_values(self, smem: cute.Pointer, atom: tuple, work: Work, slab: Int32, stage: Place, tail: Int32):
+        """V of a work item's chunks: as ``load_operands``. By one warp."""
+        lane, p, ring = cute.arch.lane_idx(), self.problem, self.layout.values
         head = work.head * p.heads_v // p.heads
         for chunk in cutlass.range(work.chunks, unroll=1):
             partial = (chunk == work.chunks - 1) & (work.valid < CHUNK)
@@ -94,14 +94,15 @@ class Loader:
                 cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size)
             self.load_tile(atom, place, SLAB, work.first + chunk * CHUNK, slab, head, target)
             if partial:
-                self.finish(smem, "values", stage.index, 1, place.toint(), 1, work.valid, lane)
+                self.finish(smem, "values", stage.index, 1, tail, place.toint(), 1, work.valid, lane)
+                tail = tail ^ 1
             stage = advanced(stage, ring.count)
+        return stage, tail
 
     @cute.jit
-    def load_records(self, smem: cute.Pointer, args: Args, work: Work):
-        """The prepared tiles of all chunks of the CTA. By one thread."""
+    def load_records(self, smem: cute.Pointer, args: Args, work: Work, stage: Place, slot: Place):
+        """The prepared tiles of a work item's chunks. By one thread."""
         operands, matrices, size = self.layout.operands, self.layout.matrices, self.record.size
-        stage, slot = Place(Int32(0), Int32(0)), Place(Int32(0), Int32(0))
         record = args.workspace.toint() + (Int64(work.slot) * self.problem.heads + work.head) * size
         for _ in cutlass.range(work.chunks, unroll=1):
             self.barriers.wait(smem, "empty", stage.index, stage.phase ^ 1)
@@ -113,6 +114,7 @@ class Loader:
             self.load_parts(there, record + self.record.t, self.squares, ready)
             stage, slot = advanced(stage, operands.count), advanced(slot, matrices.count)
             record = record + Int64(self.problem.heads * size)
+        return stage, slot
 
     def load_parts(
         self, place: Int32, address: Int64, parts: tuple[tuple[int, int], ...], target: cute.Pointer
@@ -143,11 +145,11 @@ class Loader:
 
     @cute.jit
     def finish(
-        self, smem: cute.Pointer, row: cutlass.Constexpr, index: Int32, tail: cutlass.Constexpr, place: Int32,
-        panels: cutlass.Constexpr, valid: Int32, lane: Int32,
+        self, smem: cute.Pointer, row: cutlass.Constexpr, index: Int32, tail: cutlass.Constexpr, parity: Int32,
+        place: Int32, panels: cutlass.Constexpr, valid: Int32, lane: Int32,
     ):  # fmt: skip
         """Wait for a partial chunk's loads, clear the lines from ``valid`` on of the panels at ``place``, and report it. By a warp."""
-        self.barriers.wait(smem, "tail", tail, 0)
+        self.barriers.wait(smem, "tail", tail, parity)
         pieces = LINE // _PIECE
         for piece in cutlass.range(valid * pieces + lane, CHUNK * pieces, 32, unroll=1):
             for panel in cutlass.range_constexpr(panels):

@@ -41,10 +41,9 @@ class Output:
         return atom, coordinates
 
     @cute.jit
-    def run(self, smem: cute.Pointer, store: tuple, args: Args, work: Work):
-        """All slabs of the CTA. By one warp."""
-        lane = cute.arch.lane_idx()
-        ring, slab = self.layout.staging, Place(Int32(0), Int32(0))
+    def run(self, smem: cute.Pointer, store: tuple, args: Args, work: Work, slab: Place):
+        """All slabs of a work item, from the place ``slab`` on. By one warp."""
+        lane, ring = cute.arch.lane_idx(), self.layout.staging
         for chunk in cutlass.range(work.chunks, unroll=1):
             place = smem + (ring.start + slab.index * ring.size)
             self.barriers.wait(smem, "staged", slab.index, slab.phase)
@@ -58,6 +57,7 @@ class Output:
             if lane == 0:
                 self.barriers.arrive(smem, "stored", slab.index)
             slab = advanced(slab, ring.count)
+        return slab
 
     def store_slab(self, place: cute.Pointer, store: tuple[Any, Any], work: Work, chunk: Int32) -> None:
         """One TMA store of 64 tokens."""

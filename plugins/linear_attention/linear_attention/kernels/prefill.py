@@ -39,7 +39,7 @@ from .barriers import Barriers, Place, advanced
 from .gaps import zero_gaps
 from .loads import Loader
 from .output import Output
-from .scan import Scan
+from .scan import Places, Scan
 from .work import Work, locate
 
 __all__ = ["Prefill"]
@@ -53,20 +53,22 @@ PREPARE_BARRIER = 1  # hardware barriers 1 and 2: one for each prepare warpgroup
 class Prefill:
     """``problem`` with the places of ``layout``."""
 
-    def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool = False, prepare: Any = None) -> None:
+    def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool = False) -> None:
         self.problem, self.layout, self.summary = problem, layout, summary
         self.barriers = Barriers(layout)
         self.loader, self.output = Loader(problem, layout, summary=summary), Output(problem, layout)
         self.scan = Scan(problem, layout, summary=summary)
         self.slabs = problem.slabs + (problem.key // SLAB if summary else 0)
-        self.prepare: Any = None if layout.prepared else prepare or _prepare(problem)
+        self.prepare: Any = None if layout.prepared else _prepare(problem)
 
-    def launch(self, args: Args, stream: cuda.CUstream) -> None:
-        """One pass. For host code."""
+    def launch(self, args: Args, stream: cuda.CUstream, ctas: Any = None) -> None:
+        """One pass, by at most ``ctas`` CTAs (the SMs; None: one for every work item). For host code."""
         covered = args.segments - 1 if self.summary else args.segments
+        items = args.sequences * (self.slabs * self.problem.heads) * covered
+        ctas = getattr(args, "sms", None) if ctas is None else ctas
         inside = args._replace(q=None, k=None, v=None)
-        self.kernel(self.loader.atoms(args), self.output.atom(args), inside, covered).launch(
-            grid=[self.slabs * self.problem.heads * args.sequences * covered, 1, 1],
+        self.kernel(self.loader.atoms(args), self.output.atom(args), inside, covered, items).launch(
+            grid=[items if ctas is None else cutlass.min(items, ctas), 1, 1],
             block=[self.layout.threads, 1, 1],
             min_blocks_per_mp=1,
             use_pdl=True,
@@ -74,7 +76,7 @@ class Prefill:
         )
 
     @cute.kernel
-    def kernel(self, loads: tuple, store: tuple, args: Args, covered: Int32):
+    def kernel(self, loads: tuple, store: tuple, args: Args, covered: Int32, items: Int32):
         """The kernel: see the module's text."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(self.layout.shared_bytes, ALIGNMENT)
@@ -89,14 +91,88 @@ class Prefill:
         cute.arch.griddepcontrol_wait()
         if warp < WARPS:
             self.registers(0)
-            self.move(smem, loads, store, args, locate(self.problem, args, self.slabs, covered), warp)
+            if warp == 0:
+                self.load(smem, loads, args, covered, items)
+            elif warp == 1:
+                self.load_values(smem, loads[0], args, covered, items)
+            elif warp == 2:
+                self.store(smem, store, args, covered, items)
+            else:
+                self.zero(args, covered, items)
         elif warp >= self.layout.threads // 32 - WARPS:
             self.registers(2)
-            self.scan.run(smem, args, locate(self.problem, args, self.slabs, covered))
+            self.scan_items(smem, args, covered, items)
         else:
             if cutlass.const_expr(not self.layout.prepared):
                 self.registers(1)
-                self.prepare_chunks(smem, args, locate(self.problem, args, self.slabs, covered))
+                self.prepare_items(smem, args, covered, items)
+
+    # The roles, each over the work items of the CTA.
+
+    def locate(self, args: Args, covered: Int32, number: Int32) -> Work:
+        return locate(self.problem, args, self.slabs, covered, number)
+
+    @cute.jit
+    def load(self, smem: cute.Pointer, loads: tuple, args: Args, covered: Int32, items: Int32):
+        number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        stage, slot, tail = Place(Int32(0), Int32(0)), Place(Int32(0), Int32(0)), Int32(0)
+        while number < items:
+            work = self.locate(args, covered, number)
+            if cutlass.const_expr(not self.layout.prepared):
+                stage, tail = self.loader.load_operands(smem, loads, args, work, stage, tail)
+            elif cute.arch.lane_idx() == 0:
+                stage, slot = self.loader.load_records(smem, args, work, stage, slot)
+            number += step
+
+    @cute.jit
+    def load_values(self, smem: cute.Pointer, atom: tuple, args: Args, covered: Int32, items: Int32):
+        number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        stage, tail = Place(Int32(0), Int32(0)), Int32(0)
+        while number < items:
+            work = self.locate(args, covered, number)
+            slab = cutlass.min(work.slab, self.problem.slabs - 1)  # of a summary, V is of no use to the others
+            stage, tail = self.loader.load_values(smem, atom, work, slab, stage, tail)
+            number += step
+
+    @cute.jit
+    def store(self, smem: cute.Pointer, store: tuple, args: Args, covered: Int32, items: Int32):
+        if cutlass.const_expr(not self.summary):
+            number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+            slab = Place(Int32(0), Int32(0))
+            while number < items:
+                slab = self.output.run(smem, store, args, self.locate(args, covered, number), slab)
+                number += step
+
+    @cute.jit
+    def zero(self, args: Args, covered: Int32, items: Int32):
+        if cutlass.const_expr(not self.summary):
+            number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+            while number < items:
+                work = self.locate(args, covered, number)
+                if work.segment == 0:
+                    zero_gaps(self.problem, args, work.sequence, work.head, work.slab, cute.arch.lane_idx(), 32)
+                number += step
+
+    @cute.jit
+    def scan_items(self, smem: cute.Pointer, args: Args, covered: Int32, items: Int32):
+        number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        places = Places(*(Place(Int32(0), Int32(0)) for _ in range(4)))
+        while number < items:
+            places = self.scan.run(smem, args, self.locate(args, covered, number), places)
+            number += step
+
+    @cute.jit
+    def prepare_items(self, smem: cute.Pointer, args: Args, covered: Int32, items: Int32):
+        """The warpgroups take turns at chunks, across work items."""
+        number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
+        stage, slot, turn = Place(group, Int32(0)), Place(group, Int32(0)), group
+        while number < items:
+            work = self.locate(args, covered, number)
+            if turn < work.chunks:
+                stage, slot = self.prepare_chunks(smem, args, work, group, turn, stage, slot)
+            turn = (turn + work.chunks) & 1
+            number += step
 
     def registers(self, role: int) -> None:
         """Of a thread, from here on."""
@@ -108,52 +184,33 @@ class Prefill:
             cute.arch.setmaxregister_increase(REGISTERS[role])
 
     @cute.jit
-    def move(self, smem: cute.Pointer, loads: tuple, store: tuple, args: Args, work: Work, warp: Int32):
-        """Warpgroup 0."""
-        if warp == 0:
-            if cutlass.const_expr(not self.layout.prepared):
-                self.loader.load_operands(smem, loads, args, work)
-            elif cute.arch.lane_idx() == 0:
-                self.loader.load_records(smem, args, work)
-        elif warp == 1:
-            self.loader.load_values(smem, loads[0], work, cutlass.min(work.slab, self.problem.slabs - 1))
-        elif warp == 2:
-            if cutlass.const_expr(not self.summary):
-                self.output.run(smem, store, args, work)
-        elif cutlass.const_expr(not self.summary):
-            if work.segment == 0:
-                zero_gaps(self.problem, args, work.sequence, work.head, work.slab, cute.arch.lane_idx(), 32)
-
-    @cute.jit
-    def prepare_chunks(self, smem: cute.Pointer, args: Args, work: Work):
-        """T, P and the vectors of every other chunk. By a warpgroup."""
-        operands, matrices, scratch, base = (
-            self.layout.operands, self.layout.matrices, self.layout.scratch, smem.toint(),
-        )  # fmt: skip
-        group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
-        thread = cute.arch.thread_idx()[0] % WARPGROUP
-        stage, slot = Place(group, Int32(0)), Place(group, Int32(0))
-        if group < work.chunks:
-            amplitude, bias = self.prepare.parameters(args, work.head)
-            for chunk in cutlass.range(group, work.chunks, 2, unroll=1):
-                place = base + (operands.start + stage.index * operands.size)
-                t = base + (matrices.start + slot.index * matrices.size)
-                valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
-                token = work.first + chunk * CHUNK
-                g, beta = self.prepare.gates(args, work.head, token, valid, thread)
-                self.prefetch(args, work.head, token + 2 * CHUNK, thread)
-                self.barriers.wait(smem, "full", stage.index, stage.phase)
-                self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
-                self.prepare.run(
-                    place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
-                    base + (scratch.start + group * scratch.size), g, beta, amplitude, bias, valid, thread,
-                    PREPARE_BARRIER + group,
-                )  # fmt: skip
-                cute.arch.sync_warp()
-                if thread % 32 == 0:
-                    self.barriers.arrive(smem, "ready", slot.index)
-                    self.barriers.arrive(smem, "empty", stage.index)
-                stage, slot = advanced(stage, operands.count, 2), advanced(slot, matrices.count, 2)
+    def prepare_chunks(
+        self, smem: cute.Pointer, args: Args, work: Work, group: Int32, first: Int32, stage: Place, slot: Place
+    ):  # fmt: skip
+        """T, P and the vectors of every other chunk from ``first`` on. By a warpgroup."""
+        operands, matrices, scratch = self.layout.operands, self.layout.matrices, self.layout.scratch
+        thread, base = cute.arch.thread_idx()[0] % WARPGROUP, smem.toint()
+        amplitude, bias = self.prepare.parameters(args, work.head)
+        for chunk in cutlass.range(first, work.chunks, 2, unroll=1):
+            place = base + (operands.start + stage.index * operands.size)
+            t = base + (matrices.start + slot.index * matrices.size)
+            valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
+            token = work.first + chunk * CHUNK
+            g, beta = self.prepare.gates(args, work.head, token, valid, thread)
+            self.prefetch(args, work.head, token + 2 * CHUNK, thread)
+            self.barriers.wait(smem, "full", stage.index, stage.phase)
+            self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
+            self.prepare.run(
+                place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
+                base + (scratch.start + group * scratch.size), g, beta, amplitude, bias, valid, thread,
+                PREPARE_BARRIER + group,
+            )  # fmt: skip
+            cute.arch.sync_warp()
+            if thread % 32 == 0:
+                self.barriers.arrive(smem, "ready", slot.index)
+                self.barriers.arrive(smem, "empty", stage.index)
+            stage, slot = advanced(stage, operands.count, 2), advanced(slot, matrices.count, 2)
+        return stage, slot
 
     def prefetch(self, args: Args, head: Int32, token: Int32, thread: Int32) -> None:
         """Bring gates and betas of 64 tokens to the L2 cache: registers that wait for memory are more than there are."""

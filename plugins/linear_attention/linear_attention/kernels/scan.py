@@ -17,7 +17,7 @@ Prepared tiles have a, c and d in them: GDN alone has these vectors. The warpgro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
@@ -29,12 +29,21 @@ from .arguments import ELEMENTS, Args, state_row
 from .barriers import Barriers, Place, advanced
 from .work import Work
 
-__all__ = ["Scan"]
+__all__ = ["Places", "Scan"]
 
 _STEPS = CHUNK // tiles.K_STEP  # along tokens
 _LINE_STEPS = tuple(32 * step for step in range(_STEPS))  # bytes between K steps of a line
 Values = Sequence[Float32]
 _A, _C, _D, _DECAY = 0, 256, 512, 768  # bytes, in the vectors
+
+
+class Places(NamedTuple):
+    """The next places in the rings of operands, of T and P, of slabs of O and of V."""
+
+    operands: Place
+    matrices: Place
+    staging: Place
+    values: Place
 
 
 class Scan:
@@ -53,16 +62,17 @@ class Scan:
     # ------------------------------------------------------------------------------------------------------ the chunks
 
     @cute.jit
-    def run(self, smem: cute.Pointer, args: Args, work: Work):
-        """All chunks of the CTA, from the seed to the final state."""
+    def run(self, smem: cute.Pointer, args: Args, work: Work, places: Places):
+        """A work item, from the seed to the final state."""
         thread = cute.arch.thread_idx()[0] % 128
         x = self.seed(args, work, thread)
         if work.chunks > 0:
-            x = self.chunks(smem, work, x, thread)
+            x, places = self.chunks(smem, work, x, thread, places)
         self.leave(args, work, thread, x)
+        return places
 
     @cute.jit
-    def chunks(self, smem: cute.Pointer, work: Work, x: Any, thread: Int32):
+    def chunks(self, smem: cute.Pointer, work: Work, x: Any, thread: Int32, places: Places):
         """X after the last chunk; there is at least one.
 
         A chunk's R is issued at the end of the one before it, so that the loop begins as it ends: with R alone in flight. The last
@@ -73,9 +83,9 @@ class Scan:
         # A lane's line of matrix lane / 8 of 16 tokens x 16 rows of V: lines of the slab are tokens.
         across = (8 * (lane >> 4) + lane % 8) * 128 + (((2 * warp + (lane >> 3 & 1)) ^ (lane % 8)) << 4)
         operands, matrices = self.layout.operands, self.layout.matrices
-        stage, slot, slab, value = (Place(Int32(0), Int32(0)) for _ in range(4))
-        place = base + operands.start
-        self.barriers.wait(smem, "full", 0, 0)
+        stage, slot, slab, value = places
+        place = base + (operands.start + stage.index * operands.size)
+        self.barriers.wait(smem, "full", stage.index, stage.phase)
         words = tuple(tiles.packed(self.io, x))
         r = tuple(tiles.multiply(self.io, CHUNK, words, tiles.k_major(place), self.key_steps))
         for chunk in cutlass.range(work.chunks, unroll=1):
@@ -97,8 +107,8 @@ class Scan:
                 d = self.columns(vectors + _D, lane)
                 tiles.wait(1)
                 o = self.times(tiles.landed(o), d)
-            after = stage
-            if chunk < work.chunks - 1:
+            after, more = stage, chunk < work.chunks - 1
+            if more:
                 after = advanced(stage, operands.count)
             self.barriers.wait(smem, "full", after.index, after.phase)
             tiles.wait(0)
@@ -116,9 +126,10 @@ class Scan:
             tiles.kept(update)
             place = base + (operands.start + after.index * operands.size)
             r, words = self.issue_r(place, x)
-            if lane == 0:
+            if (lane == 0) & more:
                 self.barriers.arrive(smem, "empty", stage.index)
-                if cutlass.const_expr(self.summary):
+            if cutlass.const_expr(self.summary):
+                if lane == 0:
                     self.barriers.arrive(smem, "free", slot.index)
             if cutlass.const_expr(not self.summary):
                 tiles.wait(1)
@@ -129,7 +140,9 @@ class Scan:
         tiles.wait(0)
         tiles.kept(words)
         tiles.landed(r)
-        return x
+        if lane == 0:
+            self.barriers.arrive(smem, "empty", stage.index)
+        return x, Places(advanced(stage, operands.count), slot, slab, value)
 
     @cute.jit
     def stage(self, smem: cute.Pointer, slab: Place, slot: Place, o: list, across: Int32, lane: Int32):

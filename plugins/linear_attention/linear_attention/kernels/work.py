@@ -1,6 +1,6 @@
-"""What a CTA of the prefill has to do, from its number in the grid. Imported by ``prefill`` and its warp roles.
+"""What a CTA of the prefill has to do: one work item after the other. Imported by ``prefill`` and its warp roles.
 
-Every role derives its trip count from the same ``Work``, so that no arrival depends on who counts.
+Every role derives its trip counts from the same ``Work``, so that no arrival depends on who counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Work", "locate"]
 
 
 class Work(NamedTuple):
-    """sequence, head (of HO), slab, segment: what the CTA works at; segments: of every sequence.
+    """sequence, head (of HO), slab, segment: what is worked at; segments: of every sequence.
 
     first   the first token
     chunks  of 64 tokens, none of an empty segment
@@ -36,12 +36,11 @@ class Work(NamedTuple):
     slot: Int32
 
 
-def locate(problem: Problem, args: Args, slabs: int, covered: Int32) -> Work:
-    """The work of this CTA. The grid has ``slabs`` CTAs a head, ``covered`` of the segments, then sequences, the slowest.
+def locate(problem: Problem, args: Args, slabs: int, covered: Int32, number: Int32) -> Work:
+    """Work item ``number``: ``slabs`` items a head, ``covered`` of the segments, then sequences, the slowest.
 
     A sequence's segments have the same number of chunks, but for the last ones, which may be short or empty.
     """
-    number, _, _ = cute.arch.block_idx()
     rest = number // slabs
     slab = number - rest * slabs
     number = rest // problem.heads
