@@ -1,4 +1,4 @@
-# ruff: noqa: ANN201, SIM102  the DSL reads return annotations, and conditions of the trace stand apart
+# ruff: noqa: ANN201  the DSL reads return annotations
 """The prefill kernel of sm_90a. A CTA keeps 64 rows of a head's state in registers, from a sequence's first chunk to its last.
 
     warpgroup 0       warp 0 loads operand tiles, warp 1 loads V, warp 2 stores O, warp 3 writes the zeros of tokens of no sequence

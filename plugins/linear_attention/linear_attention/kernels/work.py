@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Int32
 
 from ..problem import CHUNK, Problem
 from .arguments import Args, bounds
