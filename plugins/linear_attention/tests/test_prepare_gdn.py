@@ -254,8 +254,9 @@ def test_l2norm_logits_and_head_parameters():
     def normal(rng):
         return rng.standard_normal(CHUNK)
 
+    norms = 10 ** np.random.default_rng(9).uniform(-1, 3, (CHUNK, 1))
     chunks = [Chunk(p, valid, norm=norm, g=normal, beta=np.linspace(-2, 2, CHUNK), seed=i)
-              for i, (valid, norm) in enumerate([(64, 12.0), (33, 1.0), (63, 0.02)])]  # fmt: skip
+              for i, (valid, norm) in enumerate([(64, norms), (33, 1.0), (63, 0.02)])]  # fmt: skip
     chunks[0].held[0][5] = chunks[0].held[1][7] = 0  # rows of zeros have no direction
     chunks[0].k[5] = chunks[0].q[7] = 0
     check(p, chunks)
