@@ -32,9 +32,7 @@ def issue(io: str, key: int, rows: Int32, columns: Int32) -> list[Float32]:
     lines += [] if same else ["mov.b64 {bl, bh}, $i1;"]
     lines.append("wgmma.fence.sync.aligned;")
     for step in range(key // K_STEP):
-        at, last = (
-            (i // _STEPS * PANEL_BYTES + i % _STEPS * 2 * K_STEP) >> 4 for i in (step, max(step - 1, 0))
-        )
+        at, last = ((i // _STEPS * PANEL_BYTES + i % _STEPS * 2 * K_STEP) >> 4 for i in (step, max(step - 1, 0)))
         # Offsets stay in the address field of a descriptor's lower half.
         lines += [f"add.s32 al, al, {at - last};", "mov.b64 a, {al, ah};"]
         lines += [] if same else [f"add.s32 bl, bl, {at - last};", "mov.b64 b, {bl, bh};"]
