@@ -10,8 +10,9 @@ from .problem import Problem
 
 __all__ = ["ADDRESSES", "SCALARS", "argument_words", "tensor_words"]
 
-SCALARS = ("tokens", "sequences", "pool", "segments", "workspace", "summaries")
-"""T; N; rows of the states' leading axis (a pool's, or N; 0 without states); segments of a sequence (1: a single pass); addresses."""
+SCALARS = ("tokens", "sequences", "pool", "segments", "sms", "workspace", "summaries")
+"""T; N; rows of the states' leading axis (a pool's, or N; 0 without states); segments of a sequence (1: a single pass); SMs of
+the GPU; addresses."""
 ADDRESSES = ("workspace", "summaries")
 """The scalars that are addresses, all of them in the workspace: its start, and the summaries (``segments``)."""
 

@@ -66,7 +66,7 @@ class Launcher:
             raise self._refused(operands, "state_indices", f"there are {slots} slots", needs)
         segments = choose_segments(problem, tokens, sequences, self.sms)
         self._check_grid(operands, tokens, sequences, segments)
-        found = {"tokens": tokens, "sequences": sequences, "pool": rows, "segments": segments}
+        found = {"tokens": tokens, "sequences": sequences, "pool": rows, "segments": segments, "sms": self.sms}
         found["workspace"], found["summaries"] = workspace_offsets(problem, tokens, sequences)
         for port, place in places.items():
             found |= self._strides(operands, port, operands[place.operand])

@@ -49,7 +49,7 @@ class Echo:
             target[place] = Int64(value)
 
     def listed(self, args):
-        found = [args.tokens, args.sequences, args.pool, args.segments]
+        found = [args.tokens, args.sequences, args.pool, args.segments, args.sms]
         found += [args.workspace.toint(), args.summaries.toint()]
         for port in tensor_words(self.problem):
             tensor = getattr(args, PORTS.get(port, port))

@@ -63,8 +63,8 @@ class Setup:
 def test_words_of_a_case():
     setup = Setup(named("kda-slots-k-major-bf16"))
     words = setup.words()
-    sizes = {name: words[name] for name in ("tokens", "sequences", "pool", "segments")}
-    assert sizes == {"tokens": 215, "sequences": 3, "pool": 6, "segments": 1}
+    sizes = {name: words[name] for name in ("tokens", "sequences", "pool", "segments", "sms")}
+    assert sizes == {"tokens": 215, "sequences": 3, "pool": 6, "segments": 1, "sms": SMS}
     strides = {name: value for name, value in words.items() if name.startswith(("q.", "g.", "initial_state."))}
     assert strides == {
         "q.address": 0, "q.token": 128, "q.head": 64, "g.address": 0, "g.token": 128, "g.head": 64,

@@ -32,7 +32,7 @@ _ALIGNED = 16
 
 
 class Args(NamedTuple):
-    """tokens (T), sequences (N), pool (rows of states, 0 without), segments (S): Int32.
+    """tokens (T), sequences (N), pool (rows of states, 0 without), segments (S), sms (SMs of the GPU): Int32.
 
     workspace   pointer to bytes, kda: its records (``records``); summaries: pointer to float32 in it; 256-byte aligned
     summaries   where S > 1, [N, HO, S, V + K, K]: of segment s < S - 1 rows 0..V-1 are the state that leaves it from a seed of 0
@@ -50,6 +50,7 @@ class Args(NamedTuple):
     sequences: Any
     pool: Any
     segments: Any
+    sms: Any
     workspace: Any
     summaries: Any
     q: Any
@@ -81,7 +82,7 @@ class _Unpacker:
 
     def args(self) -> Args:
         p = self.problem
-        tokens, sequences, pool, segments = (Int32(self.words[x]) for x in ("tokens", "sequences", "pool", "segments"))
+        tokens, sequences, pool = (Int32(self.words[word]) for word in ("tokens", "sequences", "pool"))
         kda = p.variant == "kda"
         channels = (p.key,) if kda else ()
         state = (pool, p.heads, p.value, p.key)
@@ -89,7 +90,8 @@ class _Unpacker:
             tokens=tokens,
             sequences=sequences,
             pool=pool,
-            segments=segments,
+            segments=Int32(self.words["segments"]),
+            sms=Int32(self.words["sms"]),
             workspace=self._pointer("workspace", cutlass.Uint8, 256),
             summaries=self._pointer("summaries", cutlass.Float32, 256),
             q=self._tensor("q", p.io, (tokens, p.heads_q, p.key), True),
