@@ -15,12 +15,15 @@ __all__ = ["MOST_SEGMENTS", "choose_segments", "most_segments", "summary_bytes",
 MOST_SEGMENTS = 32
 ALIGNMENT = 256  # bytes, of an area of the workspace
 
-# Of the time of a chunk in the scan. Estimates of instructions and launches, to be measured.
+# In times of a chunk in the scan of one CTA. Estimates of instructions and launches, but for the last one.
 _SUMMARY = 0.8  # a chunk of the first pass, which has no O
 _CTA = 2.0  # a CTA's first loads and last stores
 _PASS = 5.0  # two more launches
 _STEP = 1.3  # of ``combine``, a segment
 _GAIN = 0.85  # of the time of a single pass; above it, segments are not worth their rounding
+# The part of the SMs beyond which CTAs slow each other down. H200: a chunk of kda's records takes 1600 clocks with 64 CTAs and 3400,
+# the memory's time, with 128.
+_WIDTH = {"gdn": 1.0, "kda": 0.5}
 
 
 def most_segments(problem: Problem, sequences: int, sms: int) -> int:
@@ -43,12 +46,17 @@ def choose_segments(problem: Problem, tokens: int, sequences: int, sms: int) -> 
 def _time(problem: Problem, chunks: int, sequences: int, sms: int, segments: int) -> float:
     """In chunks of the scan."""
     each, heads = -(-chunks // segments), problem.heads * sequences
-    scan = -(-heads * problem.slabs * segments // sms) * (each + _CTA)
+    scan = _pass(problem, heads * problem.slabs * segments, each, sms)
     if segments == 1:
         return scan
-    later = (problem.slabs + problem.key // SLAB) * (segments - 2)
-    summary = -(-heads * (problem.slabs + later) // sms) * (_SUMMARY * each + _CTA)
-    return summary + _STEP * (segments - 2) + _PASS + scan
+    items = heads * (problem.slabs + problem.key // SLAB) * (segments - 1)
+    return _pass(problem, items, _SUMMARY * each, sms) + _STEP * (segments - 2) + _PASS + scan
+
+
+def _pass(problem: Problem, items: int, chunks: float, sms: int) -> float:
+    """``items`` of that many chunks, one a CTA, an SM each."""
+    crowd = max(1.0, min(items, sms) / (_WIDTH[problem.variant] * sms))
+    return -(-items // sms) * (chunks * crowd + _CTA)
 
 
 def summary_bytes(problem: Problem, sequences: int, segments: int) -> int:

@@ -113,13 +113,15 @@ def test_a_sequence_alone_has_the_results_of_the_batch(op):
 
 @BOTH
 def test_later_tokens_change_nothing_before_them(op):
+    """Steep gates from a token on, NaN from the next chunk on."""
     case = replace(named(f"{op}-plain"), lengths=(100,), heads=(1, 1, 1))
     first = outputs(case, ENGINES[op]())
     for at in (1, 37, 64, 99):
         tensors = case.tensors()
         for port in ("q", "k", "v", "beta"):
             tensors[port][at:] = tensors[port].flip(0)[at:]
-        tensors["g"][at:] = torch.nan
+        tensors["g"][at:] *= 30.0
+        tensors["g"][(at // 64 + 1) * 64 :] = torch.nan
         again = outputs(case, ENGINES[op](), tensors=tensors)
         assert torch.equal(again["O"][:at], first["O"][:at]), at
 

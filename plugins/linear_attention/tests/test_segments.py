@@ -34,8 +34,15 @@ def test_few_heads_are_cut_where_sequences_are_long(heads):
     assert 2 < segments <= min(SMS // (2 * heads), MOST_SEGMENTS)
 
 
+@pytest.mark.parametrize("heads", [16, 32])
+def test_memory_bounds_how_far_kda_is_cut(heads):
+    """Its records are read again in every pass: more CTAs than half the SMs have no more throughput."""
+    assert choose_segments(problem(heads, "kda"), 32768, 1, SMS) == 1
+    assert 2 < choose_segments(problem(4, "kda"), 32768, 1, SMS) <= choose_segments(problem(4), 32768, 1, SMS)
+
+
 def test_16_heads_have_a_pass_in_one_wave():
-    """4 segments would need 160 CTAs in the first pass."""
+    """4 segments would need 192 CTAs in the first pass."""
     assert choose_segments(problem(16), 32768, 1, SMS) == 3
 
 
