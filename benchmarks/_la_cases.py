@@ -186,8 +186,9 @@ def chosen(only: list[str], quick: bool) -> list[Any]:
 
 @dataclass
 class Measured:
-    """Times in us of one case and kind of gates, by callable: GPU time, and with the host's part."""
+    """Times in us of one case and kind of gates, by callable: GPU time, and with the host's part; ``host``: of the host alone."""
 
     graph: dict[str, float] = field(default_factory=dict)
     eager: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
+    host: dict[str, float] = field(default_factory=dict)

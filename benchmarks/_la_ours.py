@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ._bare_launch import bare_launch
+from ._gpu_timing import host_times
 from ._la_cases import Decode, Forward
 
 __all__ = ["Ours", "engine_of"]
@@ -58,6 +60,13 @@ class Ours:
         # The public torch.cuda.current_stream() makes an object, which takes as long as a launch.
         stream = 0 if self._device is None else torch._C._cuda_getCurrentRawStream(self._device)
         run(pack.pointers, self._workspace, stream)
+
+    def host_times(self) -> dict[str, float]:
+        """Microseconds of host time of the bound run, and of a launch of its kernel through the driver."""
+        (run, pack), stream = self._runs[0], torch.cuda.Stream()
+        pointers, workspace, where = pack.pointers, self._workspace, stream.cuda_stream
+        bare = bare_launch(lambda s: run(pointers, workspace, s), where)
+        return host_times({"run": lambda: run(pointers, workspace, where), "driver": bare})
 
     def front_door(self) -> Callable[[int], object]:
         """The function that a model calls, on the same engine."""
