@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .problem import CHUNK, SLAB, Problem
 
-__all__ = ["PANEL_BYTES", "SHARED_LIMIT", "PrefillLayout", "plan_layout"]
+__all__ = ["MMA", "PANEL_BYTES", "SHARED_LIMIT", "PrefillLayout", "plan_layout"]
 
 SHARED_LIMIT = 232448
 """Bytes of shared memory that a CTA of sm_90 can have."""
@@ -20,6 +20,8 @@ PANEL_BYTES = CHUNK * LINE
 ALIGNMENT = 1024  # of a tile in the 128-byte swizzle
 BARRIER_BYTES = 1024
 VECTOR_BYTES = 1024  # a[64], c[64], d[64] and the decays, float32
+MMA = "float16"
+"""The type of all operands of matrix products, bfloat16 io too: 11 significant bits keep what colliding keys need. Its range is 65,504."""
 GDN_SCRATCH_BYTES = 11264  # at most, of a prepare warpgroup
 MOST_STAGES = 4
 

@@ -14,7 +14,7 @@ from _blocks import Compiled
 from cutlass import Int64, cute
 from la_cases import recurrence
 from linear_attention.kernels.arguments import unpack
-from linear_attention.layout import plan_layout
+from linear_attention.layout import MMA, plan_layout
 from linear_attention.records import record_bytes, record_slots
 from linear_attention.segments import summary_bytes, workspace_offsets
 
@@ -137,7 +137,7 @@ def records(case):
             slot = start // CHUNK + n + chunk
             for head in range(p.heads):
                 *operands, decays = tiles(case, start + chunk * CHUNK, min(CHUNK, length - chunk * CHUNK), head)
-                parts = [image(tile, p.io) for tile in operands] + [decays.astype(np.float32).view(np.uint8)]
+                parts = [image(tile, MMA) for tile in operands] + [decays.astype(np.float32).view(np.uint8)]
                 record = np.concatenate(parts)
                 memory[slot * p.heads + head, : len(record)] = record
     return memory.reshape(-1)

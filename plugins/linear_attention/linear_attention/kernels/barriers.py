@@ -2,6 +2,7 @@
 
     full, empty           of an operand stage: its tiles lie in shared memory [1: the loader]; they have been read [warps of the state
                           and, fused, of the prepare warpgroup whose chunk it is]
+    converted             fused bfloat16: an operand stage is of ``layout.MMA`` [warps of a prepare warpgroup]
     values, values_read   of a slab of V: likewise [1: its loader; warps of the state]
     ready, free           of T, P and the vectors: they lie in their place [fused: the warps of a prepare warpgroup; prepared: 1, the
                           loader]; they have been read [warps of the state]
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from ..layout import BARRIER_BYTES, PrefillLayout
+from ..layout import BARRIER_BYTES, MMA, PrefillLayout
+from ..problem import Problem
 
 __all__ = ["Barriers", "Place", "advanced"]
 
@@ -45,6 +47,7 @@ class Barriers:
     """At the start of shared memory."""
 
     def __init__(self, layout: PrefillLayout) -> None:
+        self.prepared = layout.prepared
         readers = _WARPS if layout.prepared else 2 * _WARPS
         stages, values, matrices, staging = (
             ring.count for ring in (layout.operands, layout.values, layout.matrices, layout.staging)
@@ -53,6 +56,7 @@ class Barriers:
             "tail": (2, 1),
             "full": (stages, 1),
             "empty": (stages, readers),
+            "converted": (stages, _WARPS),
             "values": (values, 1),
             "values_read": (values, _WARPS),
             "ready": (matrices, 1 if layout.prepared else _WARPS),
@@ -66,6 +70,10 @@ class Barriers:
             self.first[name] = len(self.counts)
             self.counts += [count] * members
         assert 8 * len(self.counts) <= BARRIER_BYTES
+
+    def operands(self, problem: Problem) -> str:
+        """The row that the state waits for before it reads a stage of operands."""
+        return "full" if self.prepared or problem.io == MMA else "converted"
 
     def init(self, smem: cute.Pointer) -> None:
         """By one thread."""

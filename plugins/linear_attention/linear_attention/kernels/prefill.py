@@ -23,6 +23,7 @@ Launch: one CTA an SM; dependent launches may begin as soon as every CTA has, no
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -31,11 +32,12 @@ from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ..layout import ALIGNMENT, PANEL_BYTES, PrefillLayout
+from ..layout import ALIGNMENT, MMA, PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
 from . import tiles
 from .arguments import Args
 from .barriers import Barriers, Place, advanced
+from .convert import convert
 from .gaps import zero_gaps
 from .loads import Loader
 from .output import Output
@@ -56,6 +58,7 @@ class Prefill:
     def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool = False) -> None:
         self.problem, self.layout, self.summary = problem, layout, summary
         self.barriers = Barriers(layout)
+        self.converts = self.barriers.operands(problem) == "converted"
         self.loader, self.output = Loader(problem, layout, summary=summary), Output(problem, layout)
         self.scan = Scan(problem, layout, summary=summary)
         self.slabs = problem.slabs + (problem.key // SLAB if summary else 0)
@@ -199,6 +202,11 @@ class Prefill:
             g, beta = self.prepare.gates(args, work.head, token, valid, thread)
             self.prefetch(args, work.head, token + 2 * CHUNK, thread)
             self.barriers.wait(smem, "full", stage.index, stage.phase)
+            if cutlass.const_expr(self.converts):
+                convert(place, operands.size, thread)
+                cute.arch.barrier(barrier_id=PREPARE_BARRIER + group, number_of_threads=WARPGROUP)
+                if thread % 32 == 0:
+                    self.barriers.arrive(smem, "converted", stage.index)
             self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
             self.prepare.run(
                 place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
@@ -220,6 +228,7 @@ class Prefill:
 
 
 def _prepare(problem: Problem) -> Any:
+    """The stage that makes T and P, of tiles that have been converted."""
     from .prepare_gdn import PrepareGdn
 
-    return PrepareGdn(problem)
+    return PrepareGdn(replace(problem, io=MMA))

@@ -1,14 +1,14 @@
 # ruff: noqa: ANN201, SIM102  the DSL reads return annotations, and conditions of the trace stand apart
 """The state warpgroup of the prefill: the recurrence over chunks, X = S^T [64 v, K] float32 in registers. Imported by ``prefill``.
 
-For every chunk, with io() a rounding to 16 bits and columns j of a token:
+For every chunk, with h() a rounding to ``layout.MMA`` and columns j of a token:
 
-    R  = io(X) K~^T                               issued first, behind the O of the chunk before, which is rounded and staged now
-    O1 = io(X) Q~^T                               runs while Y is made
+    R  = h(X) K~^T                               issued first, behind the O of the chunk before, which is rounded and staged now
+    O1 = h(X) Q~^T                               runs while Y is made
     Y  = V^T - a_j R
-    U  = io(Y) T^T                                meanwhile O1 is scaled by d_i
-    X  = decay X + io(U c_j) K-                   issued first, waited for last
-    O  = d_i O1 + io(U) P^T                       waited for in the next chunk
+    U  = h(Y) T^T                                meanwhile O1 is scaled by d_i
+    X  = decay X + h(U c_j) K-                   issued first, waited for last
+    O  = d_i O1 + h(U) P^T                       waited for in the next chunk
 
 Prepared tiles have a, c and d in them: GDN alone has these vectors. The warpgroup's warps meet nowhere in the loop: a warp's
 16 rows of V are its own, in the slab of V, in X and in the slab of O.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from ..layout import PANEL_BYTES, PrefillLayout
+from ..layout import MMA, PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
 from . import tiles
 from .arguments import ELEMENTS, Args, state_row
@@ -54,6 +54,7 @@ class Scan:
         self.barriers = Barriers(layout)
         self.scaled = not layout.prepared
         self.io = problem.io
+        self.full = self.barriers.operands(problem)
         self.size = problem.key // 2  # values of X in a thread
         # K steps of K~ and Q~: along lines, then to the next panel; of K-: 16 lines further
         self.key_steps = tuple(step // 4 * PANEL_BYTES + step % 4 * 32 for step in range(problem.key // tiles.K_STEP))
@@ -85,9 +86,9 @@ class Scan:
         operands, matrices = self.layout.operands, self.layout.matrices
         stage, slot, slab, value = places
         place = base + (operands.start + stage.index * operands.size)
-        self.barriers.wait(smem, "full", stage.index, stage.phase)
-        words = tuple(tiles.packed(self.io, x))
-        r = tuple(tiles.multiply(self.io, CHUNK, words, tiles.k_major(place), self.key_steps))
+        self.barriers.wait(smem, self.full, stage.index, stage.phase)
+        words = tuple(tiles.packed(MMA, x))
+        r = tuple(tiles.multiply(MMA, CHUNK, words, tiles.k_major(place), self.key_steps))
         for chunk in cutlass.range(work.chunks, unroll=1):
             t = base + (matrices.start + slot.index * matrices.size)
             vectors = t + 2 * PANEL_BYTES
@@ -96,7 +97,7 @@ class Scan:
             tiles.wait(0)
             y, v = tiles.landed(r), tiles.landed(v)
             if cutlass.const_expr(not self.summary):
-                o = tiles.multiply(self.io, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
+                o = tiles.multiply(MMA, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
             self.barriers.wait(smem, "ready", slot.index, slot.phase)
             u, y = self.issue_u(t, y, self.unpacked(work, v), self.columns(vectors + _A, lane))
             if lane == 0:
@@ -110,15 +111,15 @@ class Scan:
             after, more = stage, chunk < work.chunks - 1
             if more:
                 after = advanced(stage, operands.count)
-            self.barriers.wait(smem, "full", after.index, after.phase)
+            self.barriers.wait(smem, self.full, after.index, after.phase)
             tiles.wait(0)
             tiles.kept(words)
             tiles.kept(y)
             u = tuple(tiles.landed(u))
             x, update = self.issue_x(place, self.times(u, c), x)
             if cutlass.const_expr(not self.summary):
-                u = tuple(tiles.packed(self.io, u)) if self.scaled else update
-                o = tiles.multiply(self.io, CHUNK, u, tiles.k_major(t + PANEL_BYTES), _LINE_STEPS, o)
+                u = tuple(tiles.packed(MMA, u)) if self.scaled else update
+                o = tiles.multiply(MMA, CHUNK, u, tiles.k_major(t + PANEL_BYTES), _LINE_STEPS, o)
                 tiles.wait(1)
             else:
                 tiles.wait(0)
@@ -162,11 +163,11 @@ class Scan:
     # Issued in halves: what the second one needs is rounded while the first one runs.
 
     def issue_r(self, place: Int32, x: Values) -> tuple[Any, Any]:
-        """R, in flight, and io(X)."""
+        """R, in flight, and h(X)."""
         return self.issue(CHUNK, x, tiles.k_major(place), self.key_steps)
 
     def issue_u(self, place: Int32, r: Values, v: Values, a: Values) -> tuple[Any, Any]:
-        """U, in flight, and io(Y)."""
+        """U, in flight, and h(Y)."""
         return self.issue(CHUNK, self.less(v, a, r), tiles.k_major(place), _LINE_STEPS)
 
     def issue_x(self, place: Int32, update: Values, x: Values) -> tuple[Any, Any]:
@@ -177,12 +178,12 @@ class Scan:
     def issue(
         self, columns: int, a: Values, b: Int64, offsets: tuple[int, ...], sums: Any = None, *, transposed: bool = False
     ) -> tuple[Any, Any]:
-        """io(A) B as one group of two halves, and io(A)."""
+        """h(A) B as one group of two halves, and h(A)."""
         half, words = len(offsets) // 2, []
         for last, part in enumerate((slice(0, half), slice(half, 2 * half))):
-            mine = tiles.packed(self.io, a[8 * part.start : 8 * part.stop])
+            mine = tiles.packed(MMA, a[8 * part.start : 8 * part.stop])
             sums = tiles.multiply(
-                self.io, columns, mine, b, offsets[part], sums, transposed=transposed, commit=bool(last)
+                MMA, columns, mine, b, offsets[part], sums, transposed=transposed, commit=bool(last)
             )  # fmt: skip
             words += mine
         return tuple(sums), tuple(words)
