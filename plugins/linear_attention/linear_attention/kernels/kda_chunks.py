@@ -45,10 +45,10 @@ def _owner(args: Args, slot: Int32) -> Owner:
     lane = cute.arch.lane_idx()
     found, count, start, stop = Int32(0), args.sequences, Int32(0), Int32(0)
     while count > 0:
-        part = (count + _WARP - 1) // _WARP
+        part = (count + _WARP - 1) >> 5  # count is not negative
         sequence = cutlass.min(found + lane * part, args.sequences - 1)
         first, last = (held(args.cu_seqlens[sequence + i], args.tokens) for i in range(2))
-        before = (lane * part < count) & (first // CHUNK + sequence <= slot)
+        before = (lane * part < count) & ((first >> 6) + sequence <= slot)
         parts = cutlass.max(cute.arch.popc(cute.arch.vote_ballot_sync(before)) - 1, Int32(0))
         start, stop = cute.arch.shuffle_sync(first, parts), cute.arch.shuffle_sync(last, parts)
         found += parts * part

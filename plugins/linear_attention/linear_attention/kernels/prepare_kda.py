@@ -17,7 +17,7 @@ Operands have the norms and the scale in them and are rounded to io once; beta i
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 19,600 instructions of a warp with everything in it; two share an SM, as their registers allow, of 64 channels three.
+A CTA of 128 channels runs 20,200 instructions of a warp with everything in it; two share an SM, as their registers allow, of 64 channels three.
 
 Imported by the prefill's host function.
 """
