@@ -48,6 +48,14 @@ def test_a_cta_has_several_sequences(schedule, seed):
 
 
 @pytest.mark.L2
+@pytest.mark.parametrize(("schedule", "seed"), [("late", 0), ("eager", 3), ("random", 1), ("random", 2)])
+def test_two_ctas_share_what_they_load(schedule, seed):
+    case = _kernels.Case(problem(value=128, initial=True), [65, 0, 7, 64 * 5, 64, 1], after=4, seed=seed)
+    _kernels.run(case, ctas=3, schedule=schedule, seed=seed)
+    _kernels.check(case)
+
+
+@pytest.mark.L2
 @pytest.mark.parametrize("io", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("key", "value"), [(64, 128), (128, 64), (128, 128)])
 def test_head_dimensions(key, value, io):

@@ -9,7 +9,7 @@
     staged, stored        of a slab of O: it lies in its place [warps of the state]; it has been read [1: the output warp]
     tail[2]               the loads of a last, partial chunk, before its rows past the end are cleared: operands, values [1]
 
-The counts in brackets are arrivals of a phase.
+The counts in brackets are arrivals of a phase. In a cluster, ``empty`` and ``free`` are of both CTAs' readers: either CTA fills places of both.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def advanced(place: Place, count: int, steps: int = 1) -> Place:
 class Barriers:
     """At the start of shared memory."""
 
-    def __init__(self, layout: PrefillLayout) -> None:
-        self.prepared = layout.prepared
+    def __init__(self, layout: PrefillLayout, cluster: int) -> None:
+        self.cluster, self.prepared = cluster, layout.prepared
         readers = _WARPS if layout.prepared else 2 * _WARPS
         stages, values, matrices, staging = (
             ring.count for ring in (layout.operands, layout.values, layout.matrices, layout.staging)
@@ -55,12 +55,12 @@ class Barriers:
         rows = {
             "tail": (2, 1),
             "full": (stages, 1),
-            "empty": (stages, readers),
+            "empty": (stages, readers * cluster),
             "converted": (stages, _WARPS),
             "values": (values, 1),
             "values_read": (values, _WARPS),
             "ready": (matrices, 1 if layout.prepared else _WARPS),
-            "free": (matrices, _WARPS),
+            "free": (matrices, _WARPS * cluster),
             "staged": (staging, _WARPS),
             "stored": (staging, 1),
         }
@@ -91,6 +91,15 @@ class Barriers:
     def arrive(self, smem: cute.Pointer, name: str, index: Any) -> None:
         """Of one thread."""
         cute.arch.mbarrier_arrive(self.of(smem, name, index))
+
+    @cute.jit
+    def release(self, smem: cute.Pointer, name: cutlass.Constexpr, index: Int32, lane: Int32):  # noqa: ANN201  the DSL reads it
+        """A warp has read a place that the CTAs of the cluster fill."""
+        if lane < self.cluster:
+            if cutlass.const_expr(self.cluster == 1):
+                self.arrive(smem, name, index)
+            else:
+                cute.arch.mbarrier_arrive(self.of(smem, name, index), lane)
 
     @staticmethod
     def _at(smem: cute.Pointer, index: Any) -> cute.Pointer:

@@ -39,24 +39,28 @@ def tile_layout(io: str, columns: int) -> cute.ComposedLayout:
 class Loader:
     """Loads for a CTA of ``problem``, one work item after the other. ``summary``: of a record, without Q~ and P."""
 
-    def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool) -> None:
-        self.problem, self.layout = problem, layout
+    def __init__(self, problem: Problem, layout: PrefillLayout, cluster: int, *, summary: bool) -> None:
+        self.problem, self.layout, self.cluster = problem, layout, cluster
         self.record = record = record_layout(problem)
         # (first byte, bytes) of what goes to a stage of operands, and from T on to a place of matrices
         self.tiles = ((0, record.q_in), (record.k_out, record.t - record.k_out)) if summary else ((0, record.t),)
         rest = record.decay - record.t, record.used - record.decay
         self.squares = ((0, record.p - record.t), rest) if summary else ((0, sum(rest)),)
-        self.barriers = Barriers(layout)
+        self.barriers = Barriers(layout, cluster)
 
     def atoms(self, args: Args) -> tuple[Any, ...]:
         """TMA atoms and tensors: of V, and of K and Q where they are read. For host code."""
         names = ["v"] if self.layout.prepared else ["v", "k", "q"]
-        return tuple(self._atom(getattr(args, name), SLAB if name == "v" else self.problem.key) for name in names)
+        return tuple(
+            self._atom(getattr(args, name), *((SLAB, 1) if name == "v" else (self.problem.key, self.cluster)))
+            for name in names
+        )
 
-    def _atom(self, tensor: cute.Tensor, columns: int) -> tuple[Any, Any]:
+    def _atom(self, tensor: cute.Tensor, columns: int, sharers: int) -> tuple[Any, Any]:
         turned = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [0, 2, 1]))  # tokens, channels, heads
-        op, layout = cpasync.CopyBulkTensorTileG2SOp(), tile_layout(self.problem.io, columns)
-        atom, coordinates = cpasync.make_tiled_tma_atom(op, turned, layout, (CHUNK, columns))
+        kind = cpasync.CopyBulkTensorTileG2SMulticastOp if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp
+        layout = tile_layout(self.problem.io, columns)
+        atom, coordinates = cpasync.make_tiled_tma_atom(kind(), turned, layout, (CHUNK, columns), sharers)
         return atom, coordinates
 
     @cute.jit
@@ -72,8 +76,8 @@ class Loader:
             if lane == 0:
                 cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size)
             token = work.first + chunk * CHUNK
-            self.load_tile(atoms[1], place, p.key, token, Int32(0), k_head, target)
-            self.load_tile(atoms[2], place + self.layout.q, p.key, token, Int32(0), q_head, target)
+            self.load_tile(atoms[1], place, p.key, token, Int32(0), k_head, target, self.cluster)
+            self.load_tile(atoms[2], place + self.layout.q, p.key, token, Int32(0), q_head, target, self.cluster)
             if partial:
                 self.finish(smem, "full", stage.index, 0, tail, place.toint(), p.key * 2 // LINE, work.valid, lane)
                 tail = tail ^ 1
@@ -92,7 +96,7 @@ class Loader:
             target = self.target(smem, "values", stage.index, 1, partial)
             if lane == 0:
                 cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size)
-            self.load_tile(atom, place, SLAB, work.first + chunk * CHUNK, slab, head, target)
+            self.load_tile(atom, place, SLAB, work.first + chunk * CHUNK, slab, head, target, 1)
             if partial:
                 self.finish(smem, "values", stage.index, 1, tail, place.toint(), 1, work.valid, lane)
                 tail = tail ^ 1
@@ -119,10 +123,12 @@ class Loader:
     def load_parts(
         self, place: Int32, address: Int64, parts: tuple[tuple[int, int], ...], target: cute.Pointer
     ) -> None:
-        """Bulk copies of parts (first byte, bytes) of a record, as one arrival. By one thread."""
+        """Bulk copies of this CTA's share of parts (first byte, bytes) of a record. By one thread."""
         cute.arch.mbarrier_arrive_and_expect_tx(target, sum(size for _, size in parts))
         for first, size in parts:
-            bulk_load(place + first, address + first, size, target)
+            share = size // self.cluster
+            mine = first if self.cluster == 1 else cute.arch.block_idx_in_cluster() * share + first
+            bulk_load(place + mine, address + mine, share, target, self.cluster)
 
     def target(self, smem: cute.Pointer, row: str, index: Int32, tail: int, partial: Any) -> cute.Pointer:
         """The barrier that a chunk's loads report to."""
@@ -131,17 +137,21 @@ class Loader:
 
     def load_tile(
         self, atom: tuple[Any, Any], place: cute.Pointer, columns: int, token: Int32, block: Int32, head: Int32,
-        target: cute.Pointer,
+        target: cute.Pointer, sharers: int,
     ) -> None:  # fmt: skip
-        """One TMA load: 64 tokens from ``token`` on, ``columns`` channels, the ``block``th so many of them."""
+        """One TMA load: 64 tokens from ``token`` on, ``columns`` channels, the ``block``th so many of them; or this CTA's share of it."""
         copy, tensor = atom
         layout = tile_layout(self.problem.io, columns)
         shared = cute.make_tensor(
             cute.recast_ptr(place, layout.inner, ELEMENTS[self.problem.io]), cute.group_modes(layout.outer, 0, 2)
         )
         tiles = cute.local_tile(cute.domain_offset((token, 0, 0), tensor), (CHUNK, columns), (0, None, None))
-        to, source = cpasync.tma_partition(copy, 0, cute.make_layout(1), shared, cute.group_modes(tiles, 0, 2))
-        cute.copy(copy, source[(None, block, head)], to, tma_bar_ptr=target)
+        rank = 0 if sharers == 1 else cute.arch.block_idx_in_cluster()
+        to, source = cpasync.tma_partition(
+            copy, rank, cute.make_layout(sharers), shared, cute.group_modes(tiles, 0, 2)
+        )  # fmt: skip
+        mask = None if sharers == 1 else cutlass.Int16((1 << sharers) - 1)
+        cute.copy(copy, source[(None, block, head)], to, tma_bar_ptr=target, mcast_mask=mask)
 
     @cute.jit
     def finish(
@@ -160,10 +170,12 @@ class Loader:
             self.barriers.arrive(smem, row, index)
 
 
-def bulk_load(place: Int32, address: Int64, size: int, target: cute.Pointer) -> None:
-    """Copy ``size`` bytes of global memory to shared memory; they count at the barrier ``target``."""
+def bulk_load(place: Int32, address: Int64, size: int, target: cute.Pointer, sharers: int = 1) -> None:
+    """Copy ``size`` bytes of global memory to shared memory, of all CTAs of a cluster of ``sharers``; they count at the barrier ``target``."""
+    kind = ".multicast::cluster" if sharers > 1 else ""
+    mask = f", {(1 << sharers) - 1}" if sharers > 1 else ""
     assembly(
-        f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$i0], [$i1], {size}, [$i2];",
+        f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{kind} [$i0], [$i1], {size}, [$i2]{mask};",
         inputs=[place, address, target.toint()],
         memory=True,
     )

@@ -29,9 +29,9 @@ _PIECES = LINE // _PIECE
 class Output:
     """Stores of a CTA of ``problem``."""
 
-    def __init__(self, problem: Problem, layout: PrefillLayout) -> None:
+    def __init__(self, problem: Problem, layout: PrefillLayout, cluster: int) -> None:
         self.problem, self.layout = problem, layout
-        self.barriers = Barriers(layout)
+        self.barriers = Barriers(layout, cluster)
 
     def atom(self, args: Args) -> tuple[Any, Any]:
         """TMA atom and tensor. For host code."""

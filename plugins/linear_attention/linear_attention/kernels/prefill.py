@@ -18,7 +18,10 @@ The first, the summary, leaves for every segment but the last
 and ``combine`` replaces rows 0 to V - 1 of slot s by the state behind segment s. The second pass starts every segment with the slot
 before it.
 
-Launch: one CTA an SM; dependent launches may begin as soon as every CTA has, none touches memory before griddepcontrol.wait.
+Clusters: two CTAs with two slabs of one head read the same operands and the same T, P and vectors. Each loads half of the operands for both,
+and a prepare warpgroup of either makes every fourth chunk's T, P and vectors for both.
+
+Launch: one CTA an SM, which takes one work item after the other; dependent launches may begin as soon as every CTA has, none touches memory before griddepcontrol.wait.
 """
 
 from __future__ import annotations
@@ -28,18 +31,18 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ..layout import ALIGNMENT, MMA, PANEL_BYTES, PrefillLayout
+from ..layout import ALIGNMENT, GDN_VECTOR_BYTES, MMA, PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
 from . import tiles
 from .arguments import Args
 from .barriers import Barriers, Place, advanced
 from .convert import convert
 from .gaps import zero_gaps
-from .loads import Loader
+from .loads import Loader, store_zeros
 from .output import Output
 from .scan import Places, Scan
 from .work import Work, locate
@@ -57,11 +60,13 @@ class Prefill:
 
     def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool = False) -> None:
         self.problem, self.layout, self.summary = problem, layout, summary
-        self.barriers = Barriers(layout)
-        self.converts = self.barriers.operands(problem) == "converted"
-        self.loader, self.output = Loader(problem, layout, summary=summary), Output(problem, layout)
-        self.scan = Scan(problem, layout, summary=summary)
         self.slabs = problem.slabs + (problem.key // SLAB if summary else 0)
+        self.cluster = 2 - self.slabs % 2
+        self.barriers = Barriers(layout, self.cluster)
+        self.converts = self.barriers.operands(problem) == "converted"
+        self.loader = Loader(problem, layout, self.cluster, summary=summary)
+        self.output = Output(problem, layout, self.cluster)
+        self.scan = Scan(problem, layout, self.cluster, summary=summary)
         self.prepare: Any = None if layout.prepared else _prepare(problem)
 
     def launch(self, args: Args, stream: cuda.CUstream, ctas: Any = None) -> None:
@@ -71,8 +76,9 @@ class Prefill:
         ctas = getattr(args, "sms", None) if ctas is None else ctas
         inside = args._replace(q=None, k=None, v=None)
         self.kernel(self.loader.atoms(args), self.output.atom(args), inside, covered, items).launch(
-            grid=[items if ctas is None else cutlass.min(items, ctas), 1, 1],
+            grid=[items if ctas is None else cutlass.min(items, ctas // self.cluster * self.cluster), 1, 1],
             block=[self.layout.threads, 1, 1],
+            cluster=[self.cluster, 1, 1],
             min_blocks_per_mp=1,
             use_pdl=True,
             stream=stream,
@@ -88,8 +94,10 @@ class Prefill:
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
                 self.barriers.init(smem)
+                if cutlass.const_expr(self.cluster > 1 and not self.layout.prepared):
+                    self.clear_decays(smem.toint())
             cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        self.meet()
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
         if warp < WARPS:
@@ -109,6 +117,33 @@ class Prefill:
             if cutlass.const_expr(not self.layout.prepared):
                 self.registers(1)
                 self.prepare_items(smem, args, covered, items)
+        if cutlass.const_expr(self.cluster > 1):  # the other CTA may still report here
+            cute.arch.sync_warp()
+            self.meet()
+
+    def registers(self, role: int) -> None:
+        """Of a thread, from here on."""
+        if self.layout.prepared:
+            return
+        if role == 0:
+            cute.arch.setmaxregister_decrease(REGISTERS[role])
+        else:
+            cute.arch.setmaxregister_increase(REGISTERS[role])
+
+    def clear_decays(self, base: Int32) -> None:
+        """The decay of a chunk is 4 bytes, and what goes to the other CTA 16: nobody else writes the rest."""
+        ring = self.layout.matrices
+        for index in range(ring.count):
+            store_zeros(base + (ring.start + index * ring.size + 2 * PANEL_BYTES + GDN_VECTOR_BYTES - 16))
+        tiles.fence_shared()
+
+    def meet(self) -> None:
+        """All threads of the cluster."""
+        if self.cluster == 1:
+            cute.arch.sync_threads()
+        else:
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
     # The roles, each over the work items of the CTA.
 
@@ -166,59 +201,88 @@ class Prefill:
 
     @cute.jit
     def prepare_items(self, smem: cute.Pointer, args: Args, covered: Int32, items: Int32):
-        """The warpgroups take turns at chunks, across work items."""
+        """The warpgroups of a CTA take turns at chunks, across work items, and so do, at those of a warpgroup, the CTAs of a cluster."""
         number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
-        stage, slot, turn = Place(group, Int32(0)), Place(group, Int32(0)), group
+        stage, slot, turn, visit = Place(group, Int32(0)), Place(group, Int32(0)), group, Int32(0)
         while number < items:
             work = self.locate(args, covered, number)
             if turn < work.chunks:
-                stage, slot = self.prepare_chunks(smem, args, work, group, turn, stage, slot)
+                stage, slot, visit = self.prepare_chunks(smem, args, work, group, turn, stage, slot, visit)
             turn = (turn + work.chunks) & 1
             number += step
 
-    def registers(self, role: int) -> None:
-        """Of a thread, from here on."""
-        if self.layout.prepared:
-            return
-        if role == 0:
-            cute.arch.setmaxregister_decrease(REGISTERS[role])
-        else:
-            cute.arch.setmaxregister_increase(REGISTERS[role])
-
     @cute.jit
     def prepare_chunks(
-        self, smem: cute.Pointer, args: Args, work: Work, group: Int32, first: Int32, stage: Place, slot: Place
+        self, smem: cute.Pointer, args: Args, work: Work, group: Int32, first: Int32, stage: Place, slot: Place,
+        visit: Int32,
     ):  # fmt: skip
-        """T, P and the vectors of every other chunk from ``first`` on. By a warpgroup."""
-        operands, matrices, scratch = self.layout.operands, self.layout.matrices, self.layout.scratch
+        """Every other chunk from ``first`` on: convert its operands and, if the turn is this CTA's, make T, P and the vectors. By a
+        warpgroup."""
+        operands, matrices = self.layout.operands, self.layout.matrices
         thread, base = cute.arch.thread_idx()[0] % WARPGROUP, smem.toint()
         amplitude, bias = self.prepare.parameters(args, work.head)
         for chunk in cutlass.range(first, work.chunks, 2, unroll=1):
             place = base + (operands.start + stage.index * operands.size)
-            t = base + (matrices.start + slot.index * matrices.size)
-            valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
-            token = work.first + chunk * CHUNK
-            g, beta = self.prepare.gates(args, work.head, token, valid, thread)
-            self.prefetch(args, work.head, token + 2 * CHUNK, thread)
             self.barriers.wait(smem, "full", stage.index, stage.phase)
             if cutlass.const_expr(self.converts):
                 convert(place, operands.size, thread)
                 cute.arch.barrier(barrier_id=PREPARE_BARRIER + group, number_of_threads=WARPGROUP)
                 if thread % 32 == 0:
                     self.barriers.arrive(smem, "converted", stage.index)
-            self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
-            self.prepare.run(
-                place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
-                base + (scratch.start + group * scratch.size), g, beta, amplitude, bias, valid, thread,
-                PREPARE_BARRIER + group,
-            )  # fmt: skip
+            if self.is_mine(visit):
+                self.make(smem, args, work, chunk, place, group, slot, amplitude, bias, thread)
             cute.arch.sync_warp()
-            if thread % 32 == 0:
-                self.barriers.arrive(smem, "ready", slot.index)
-                self.barriers.arrive(smem, "empty", stage.index)
+            self.barriers.release(smem, "empty", stage.index, thread % 32)
             stage, slot = advanced(stage, operands.count, 2), advanced(slot, matrices.count, 2)
-        return stage, slot
+            visit = visit ^ 1
+        return stage, slot, visit
+
+    def is_mine(self, visit: Int32) -> Any:
+        """Whether this CTA makes T and P of a warpgroup's chunk; ``visit`` is the parity of their number."""
+        return Boolean(True) if self.cluster == 1 else cute.arch.block_idx_in_cluster() == visit
+
+    @cute.jit
+    def make(
+        self, smem: cute.Pointer, args: Args, work: Work, chunk: Int32, place: Int32, group: Int32, slot: Place,
+        amplitude: Any, bias: Any, thread: Int32,
+    ):  # fmt: skip
+        """T, P and the vectors of a chunk, for all CTAs of the cluster."""
+        ring, scratch, base = self.layout.matrices, self.layout.scratch, smem.toint()
+        t = base + (ring.start + slot.index * ring.size)
+        valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
+        token = work.first + chunk * CHUNK
+        g, beta = self.prepare.gates(args, work.head, token, valid, thread)
+        self.prefetch(args, work.head, token + 2 * self.cluster * CHUNK, thread)
+        self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
+        self.prepare.run(
+            place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
+            base + (scratch.start + group * scratch.size), g, beta, amplitude, bias, valid, thread,
+            PREPARE_BARRIER + group,
+        )  # fmt: skip
+        if cutlass.const_expr(self.cluster == 1):
+            cute.arch.sync_warp()
+        else:
+            cute.arch.barrier(barrier_id=PREPARE_BARRIER + group, number_of_threads=WARPGROUP)
+            self.send(smem, t, slot, thread)
+        if thread % 32 == 0:
+            self.barriers.arrive(smem, "ready", slot.index)
+
+    @cute.jit
+    def send(self, smem: cute.Pointer, t: Int32, slot: Place, thread: Int32):
+        """What lies at ``t`` to the other CTA, which sees the same arrivals as this one."""
+        other = cute.arch.block_idx_in_cluster() ^ 1
+        ready = self.barriers.of(smem, "ready", slot.index)
+        size = 2 * PANEL_BYTES + GDN_VECTOR_BYTES
+        if thread == 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(ready, size, other)
+            text = (
+                "{ .reg .b32 to, at; mapa.shared::cluster.u32 to, $i0, $i2; mapa.shared::cluster.u32 at, $i1, $i2; "
+                f"cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [$i0], {size}, [at]; }}"
+            )
+            tiles.assembly(text, inputs=[t, ready.toint(), other], memory=True)
+        elif thread % 32 == 0:
+            cute.arch.mbarrier_arrive(ready, other)
 
     def prefetch(self, args: Args, head: Int32, token: Int32, thread: Int32) -> None:
         """Bring gates and betas of 64 tokens to the L2 cache: registers that wait for memory are more than there are."""

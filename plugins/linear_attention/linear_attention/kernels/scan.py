@@ -49,9 +49,9 @@ class Places(NamedTuple):
 class Scan:
     """By 128 threads. ``summary``: the states that segments leave behind, without O."""
 
-    def __init__(self, problem: Problem, layout: PrefillLayout, *, summary: bool) -> None:
+    def __init__(self, problem: Problem, layout: PrefillLayout, cluster: int, *, summary: bool) -> None:
         self.problem, self.layout, self.summary = problem, layout, summary
-        self.barriers = Barriers(layout)
+        self.barriers = Barriers(layout, cluster)
         self.scaled = not layout.prepared
         self.io = problem.io
         self.full = self.barriers.operands(problem)
@@ -127,11 +127,10 @@ class Scan:
             tiles.kept(update)
             place = base + (operands.start + after.index * operands.size)
             r, words = self.issue_r(place, x)
-            if (lane == 0) & more:
-                self.barriers.arrive(smem, "empty", stage.index)
+            if more:
+                self.barriers.release(smem, "empty", stage.index, lane)
             if cutlass.const_expr(self.summary):
-                if lane == 0:
-                    self.barriers.arrive(smem, "free", slot.index)
+                self.barriers.release(smem, "free", slot.index, lane)
             if cutlass.const_expr(not self.summary):
                 tiles.wait(1)
                 tiles.kept(u)
@@ -141,8 +140,7 @@ class Scan:
         tiles.wait(0)
         tiles.kept(words)
         tiles.landed(r)
-        if lane == 0:
-            self.barriers.arrive(smem, "empty", stage.index)
+        self.barriers.release(smem, "empty", stage.index, lane)
         return x, Places(advanced(stage, operands.count), slot, slab, value)
 
     @cute.jit
@@ -158,7 +156,7 @@ class Scan:
         cute.arch.sync_warp()
         if lane == 0:
             self.barriers.arrive(smem, "staged", slab.index)
-            self.barriers.arrive(smem, "free", slot.index)
+        self.barriers.release(smem, "free", slot.index, lane)
 
     # Issued in halves: what the second one needs is rounded while the first one runs.
 

@@ -80,9 +80,10 @@ def mn_major(address: Int32, panel: int) -> Int64:
 
 
 def _descriptor(address: Int32, leading: int) -> Int64:
-    # PTX ISA, "Matrix Descriptor Format": the address, leading and stride byte offsets, all in units of 16 bytes.
+    # PTX ISA, "Matrix Descriptor Format": the address (18 bits: those above may be the rank in the cluster), leading and stride byte
+    # offsets, all in units of 16 bytes.
     fixed = _SWIZZLE_128 | (_GROUP >> 4) << 32 | (leading >> 4) << 16
-    return (Int64(address) >> 4) | Int64(fixed)
+    return Int64((address & 0x3FFFF) >> 4) | Int64(fixed)
 
 
 def multiply(
