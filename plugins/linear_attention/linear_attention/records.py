@@ -1,7 +1,7 @@
 """The record of a chunk of KDA: what the prepare kernel writes to the workspace and the scan reads.
 
 One record for every (chunk slot, head of O), contiguous images of shared memory in this order, each a multiple of 1024 bytes but
-for the last: K~, Q~, K- [64 tokens, K channels], T, P [64, 64] (io type, panels of 64 columns, lines of 128 bytes, SW128), and
+for the last: K~, Q~, K- [64 tokens, K channels], T, P [64, 64] (``layout.MMA``, panels of 64 columns, lines of 128 bytes, SW128), and
 decay [K] float32. Record ``slot * heads + head`` begins at that multiple of ``record_bytes``.
 
 Chunk c of sequence n has slot cu[n] / 64 + n + c, which no other chunk has. Imports nothing: sizes are needed on the host too.

@@ -12,12 +12,13 @@ from cutlass import Int64, cute
 from la_cases import recurrence
 from linear_attention.kernels.arguments import unpack
 from linear_attention.kernels.prepare_kda import PrepareKda
+from linear_attention.layout import MMA
 from linear_attention.problem import Problem
 from linear_attention.records import CHUNK, record_layout, record_slots, records_bytes
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # largest relative error of a rounding
-SMALLEST = {"bfloat16": 1e-37, "float16": 2.0**-25}  # largest error of a number below the normal ones
+UNIT = 2.0**-11  # largest relative error of a rounding to MMA
+SMALLEST = 2.0**-25  # largest error of a number below the normal ones
 
 
 class Alone:
@@ -109,7 +110,7 @@ def tiles(p, record):
     found = {}
     for name, columns in (("k_in", p.key), ("q_in", p.key), ("k_out", p.key), ("t", CHUNK), ("p", CHUNK)):
         at = getattr(layout, name)
-        found[name] = unswizzled(record[at : at + CHUNK * columns * 2], columns, TYPES[p.io])
+        found[name] = unswizzled(record[at : at + CHUNK * columns * 2], columns, TYPES[MMA])
     found["decay"] = record[layout.decay : layout.used].view(np.float32).astype(np.float64)
     return found
 
@@ -181,8 +182,8 @@ def scan(p, x, records):
     return {"O": o, "final_state": state}
 
 
-def rounded(io, values):
-    return torch.from_numpy(values).to(TYPES[io]).double().numpy()
+def rounded(values):
+    return torch.from_numpy(values).to(TYPES[MMA]).double().numpy()
 
 
 def relative(found, want):
@@ -198,7 +199,7 @@ def check(p, lengths, seed=0, tail=0, change=None, **emulator):
     x = inputs(p, lengths, seed, tail, change)
     records = run(p, x, **emulator)
     q, k, _, alpha, beta = prepared(p, x)
-    unit, small = UNIT[p.io], SMALLEST[p.io]
+    unit, small = UNIT, SMALLEST
     worst, found, ideal = {}, {}, {}
     owned = set()
     for slot, _, first, valid in chunks(p, x):
@@ -207,7 +208,7 @@ def check(p, lengths, seed=0, tail=0, change=None, **emulator):
             rows = slice(first, first + valid)
             want = expected(*(values[rows, head] for values in (q, k, alpha, beta)))
             have = found[slot, head] = tiles(p, records[slot, head])
-            ideal[slot, head] = {name: tile if name == "decay" else rounded(p.io, tile) for name, tile in want.items()}
+            ideal[slot, head] = {name: tile if name == "decay" else rounded(tile) for name, tile in want.items()}
             for name in ("k_in", "q_in", "k_out", "decay"):
                 bound = (unit if name != "decay" else 0) * 1.01 + 2e-5
                 error = (
@@ -235,7 +236,7 @@ def check(p, lengths, seed=0, tail=0, change=None, **emulator):
     have, best = scan(p, x, found), scan(p, x, ideal)
     end = sum(lengths)
     for name, rows in (("O", slice(0, end)), ("final_state", slice(None))):
-        # What the rounding of the tiles to io costs is not the kernel's: equal keys add the errors of T up, to 0.1 in bf16.
+        # What the rounding of the tiles costs is not the kernel's: equal keys add the errors of T up, to 0.1 in bf16.
         least = relative(best[name][rows], want[name][rows])
         worst[name] = relative(have[name][rows], want[name][rows])
         assert worst[name] <= max(0.9 * unit, 2 * least), (worst, least)

@@ -32,13 +32,13 @@ SMALL = [
 ]
 # Rows of T near 1 and -1 cancel, and T, U and P are rounded to bfloat16: 0.015 from T alone with equal keys, 0.006 from P and U with
 # near ones, in a model of the chunk in fp64 that rounds where the kernels do. It has their errors: 0.0176 and 0.0090.
-ROUNDED = {"identical-keys": 0.025, "near-collinear-keys": 0.015}
+ROUNDED = {"gdn-identical-keys": 0.025, "gdn-near-collinear-keys": 0.015}
 SCHEDULES = [("late", 0), ("random", 1), ("random", 2)]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_cases(case):
-    tolerance = ROUNDED.get(case.name.partition("-")[2], case.tolerance)
+    tolerance = ROUNDED.get(case.name, case.tolerance)
     check(replace(case, tolerance=tolerance), outputs(case, ENGINES[case.op]()))
 
 

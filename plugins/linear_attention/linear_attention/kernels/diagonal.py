@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32, cute
 
+from ..layout import MMA
 from .kda_words import load_rows, load_words, multiply_add, pack, select, store_words
 from .tiles import unpacked
 
@@ -40,6 +41,8 @@ class Tokens:
     columns          k times the decays behind it, up to the block's last token
     totals           products of a block's decays, [channels], by its first token
     place            shared memory of the lane's channels of the first token's line, in the tile of K
+
+    ``io`` is the type of the tiles as they were loaded; what goes to them is of ``layout.MMA``.
     """
 
     def __init__(self, io: str, channels: int, place: Int32) -> None:
@@ -86,7 +89,7 @@ class Tokens:
         """``held``, one of the registers, of these tokens to their lines of a tile."""
         for token in range(first, stop):
             at = range(token * self.channels, (token + 1) * self.channels, 2)
-            words = [pack(self.io, held[i], held[i + 1]) for i in at]
+            words = [pack(MMA, held[i], held[i + 1]) for i in at]
             store_words((self.place ^ Int32(token * (LINE + 16))) + tile, words)
 
 
@@ -129,7 +132,7 @@ def diagonal_scores(
             tokens.put(tokens.rows_k, Int32(0), boundary, boundary + level)
             tokens.put(tokens.rows_q, behind_k, boundary, boundary + level)
             tokens.widen(first, level)
-        found, _ = _products(tokens.io, address, panel, steps, False)
+        found, _ = _products(MMA, address, panel, steps, False)
         scores = [select(apart[i % 2] >= level, found[i], scores[i]) for i in range(4)]
     cute.arch.sync_warp()
     return Scores(scores[:2], scores[2:])

@@ -12,7 +12,7 @@ inside a warp, in its lines of the tiles of K~ and Q~, then with a barrier of th
                                                        | K~ and Q~ to theirs
     the inverse of I + M, and T, by warps 0 to 3       | the record but for T goes to memory
 
-Operands have the norms and the scale in them and are rounded to io once; beta is a float32 factor of the scores.
+Operands have the norms and the scale in them and are rounded once, to ``layout.MMA``; beta is a float32 factor of the scores.
 
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
@@ -31,6 +31,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
+from ..layout import MMA
 from ..problem import Problem
 from ..records import CHUNK, record_layout
 from .arguments import Args
@@ -171,7 +172,7 @@ class PrepareKda:
         record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
         layout, thread = self.layout, cute.arch.thread_idx()[0]
         if warp < 4:
-            write_t(self.io, at.lower, at.t, at.beta, thread, INVERSE_BARRIER)
+            write_t(MMA, at.lower, at.t, at.beta, thread, INVERSE_BARRIER)
             fence_shared()
             cute.arch.barrier(barrier_id=T_BARRIER, number_of_threads=THREADS // 2)
             if thread == 0:
@@ -366,7 +367,7 @@ class PrepareKda:
         sums = [[Float32(0.0)] * 4 for _ in range(2)]
         for step in range(self.steps):
             a, b = load_rows(rows, step, self.panel), load_columns(columns, step, self.panel)
-            sums = [multiply_add(self.io, sums[i], a, b[2 * i : 2 * i + 2]) for i in range(2)]
+            sums = [multiply_add(MMA, sums[i], a, b[2 * i : 2 * i + 2]) for i in range(2)]
         for i in range(2):
             self.put_scores(at, Scores(sums[i][:2], sums[i][2:]), group, column + i)
 
@@ -378,8 +379,8 @@ class PrepareKda:
         sums = [Float32(0.0)] * 4
         for step in range(0, self.steps, 2):
             b = load_columns(columns, step, self.panel)
-            sums = multiply_add(self.io, sums, load_rows(rows, step, self.panel), b[:2])
-            sums = multiply_add(self.io, sums, load_rows(rows, step + 1, self.panel), b[2:])
+            sums = multiply_add(MMA, sums, load_rows(rows, step, self.panel), b[:2])
+            sums = multiply_add(MMA, sums, load_rows(rows, step + 1, self.panel), b[2:])
         return Scores(sums[:2], sums[2:])
 
     def rows_address(self, at: Places, k_tile: Int32, group: Int32, level: int) -> Int32:
@@ -393,7 +394,7 @@ class PrepareKda:
         line, pair = lane // 4, lane % 4
         row = group * GROUP + line
         (beta,) = load_floats(at.beta + row * 4, 1)
-        store_words(at.p + row * LINE + ((column ^ line) << 4) + pair * 4, [pack(self.io, *scores.q)])
+        store_words(at.p + row * LINE + ((column ^ line) << 4) + pair * 4, [pack(MMA, *scores.q)])
         put_lower(at.lower, group, column, [value * beta for value in scores.k])
 
     @cute.jit
