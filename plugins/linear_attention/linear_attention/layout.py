@@ -22,7 +22,7 @@ BARRIER_BYTES = 1024
 VECTOR_BYTES = 1024  # a[64], c[64], d[64] and the decays, float32
 GDN_VECTOR_BYTES = 784  # of these, those that GDN has
 MMA = "float16"
-"""The type of all operands of matrix products, bfloat16 io too: 11 significant bits keep what colliding keys need. Its range is 65,504."""
+"""The type of T, P and what multiplies them, bfloat16 io too, and of all prepared tiles: colliding keys need its 11 bits."""
 GDN_SCRATCH_BYTES = 11264  # at most, of a prepare warpgroup
 MOST_STAGES = 4
 

@@ -1,15 +1,14 @@
 """The mbarriers of a prefill CTA and the positions in its rings. Imported by ``prefill`` and its warp roles.
 
     full, empty           of an operand stage: its tiles lie in shared memory [1: the loader]; they have been read [warps of the state
-                          and, fused, of the prepare warpgroup whose chunk it is]
-    converted             fused bfloat16: an operand stage is of ``layout.MMA`` [warps of a prepare warpgroup]
+                          and, fused, of the one prepare warpgroup whose chunk it is]
     values, values_read   of a slab of V: likewise [1: its loader; warps of the state]
     ready, free           of T, P and the vectors: they lie in their place [fused: the warps of a prepare warpgroup; prepared: 1, the
                           loader]; they have been read [warps of the state]
     staged, stored        of a slab of O: it lies in its place [warps of the state]; it has been read [1: the output warp]
     tail[2]               the loads of a last, partial chunk, before its rows past the end are cleared: operands, values [1]
 
-The counts in brackets are arrivals of a phase. In a cluster, ``empty`` and ``free`` are of both CTAs' readers: either CTA fills places of both.
+The counts in brackets are arrivals of a phase. In a cluster, ``empty`` and ``free`` are of the readers of both: either CTA fills places of both.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from ..layout import BARRIER_BYTES, MMA, PrefillLayout
-from ..problem import Problem
+from ..layout import BARRIER_BYTES, PrefillLayout
 
 __all__ = ["Barriers", "Place", "advanced"]
 
@@ -47,16 +45,14 @@ class Barriers:
     """At the start of shared memory."""
 
     def __init__(self, layout: PrefillLayout, cluster: int) -> None:
-        self.cluster, self.prepared = cluster, layout.prepared
-        readers = _WARPS if layout.prepared else 2 * _WARPS
+        self.cluster = cluster
         stages, values, matrices, staging = (
             ring.count for ring in (layout.operands, layout.values, layout.matrices, layout.staging)
         )
         rows = {
             "tail": (2, 1),
             "full": (stages, 1),
-            "empty": (stages, readers * cluster),
-            "converted": (stages, _WARPS),
+            "empty": (stages, _WARPS * (cluster + (not layout.prepared))),
             "values": (values, 1),
             "values_read": (values, _WARPS),
             "ready": (matrices, 1 if layout.prepared else _WARPS),
@@ -70,10 +66,6 @@ class Barriers:
             self.first[name] = len(self.counts)
             self.counts += [count] * members
         assert 8 * len(self.counts) <= BARRIER_BYTES
-
-    def operands(self, problem: Problem) -> str:
-        """The row that the state waits for before it reads a stage of operands."""
-        return "full" if self.prepared or problem.io == MMA else "converted"
 
     def init(self, smem: cute.Pointer) -> None:
         """By one thread."""

@@ -37,10 +37,10 @@ def tile_layout(io: str, columns: int) -> cute.ComposedLayout:
 
 
 class Loader:
-    """Loads for a CTA of ``problem``, one work item after the other. ``summary``: of a record, without Q~ and P."""
+    """Loads for a CTA of ``problem``, one work item after the other. ``summary``: without Q; of a record, without P, too."""
 
     def __init__(self, problem: Problem, layout: PrefillLayout, cluster: int, *, summary: bool) -> None:
-        self.problem, self.layout, self.cluster = problem, layout, cluster
+        self.problem, self.layout, self.cluster, self.summary = problem, layout, cluster, summary
         self.record = record = record_layout(problem)
         # (first byte, bytes) of what goes to a stage of operands, and from T on to a place of matrices
         self.tiles = ((0, record.q_in), (record.k_out, record.t - record.k_out)) if summary else ((0, record.t),)
@@ -74,10 +74,11 @@ class Loader:
             self.barriers.wait(smem, "empty", stage.index, stage.phase ^ 1)
             target = self.target(smem, "full", stage.index, 0, partial)
             if lane == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size)
+                cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size // (1 + self.summary))
             token = work.first + chunk * CHUNK
             self.load_tile(atoms[1], place, p.key, token, Int32(0), k_head, target, self.cluster)
-            self.load_tile(atoms[2], place + self.layout.q, p.key, token, Int32(0), q_head, target, self.cluster)
+            if cutlass.const_expr(not self.summary):
+                self.load_tile(atoms[2], place + self.layout.q, p.key, token, Int32(0), q_head, target, self.cluster)
             if partial:
                 self.finish(smem, "full", stage.index, 0, tail, place.toint(), p.key * 2 // LINE, work.valid, lane)
                 tail = tail ^ 1

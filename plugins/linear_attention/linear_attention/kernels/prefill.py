@@ -26,21 +26,19 @@ Launch: one CTA an SM, which takes one work item after the other; dependent laun
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Boolean, Int32, Int64, cute
+from cutlass import Int32, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ..layout import ALIGNMENT, GDN_VECTOR_BYTES, MMA, PANEL_BYTES, PrefillLayout
+from ..layout import ALIGNMENT, GDN_VECTOR_BYTES, PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
 from . import tiles
 from .arguments import Args
 from .barriers import Barriers, Place, advanced
-from .convert import convert
 from .gaps import zero_gaps
 from .loads import Loader, store_zeros
 from .output import Output
@@ -63,11 +61,14 @@ class Prefill:
         self.slabs = problem.slabs + (problem.key // SLAB if summary else 0)
         self.cluster = 2 - self.slabs % 2
         self.barriers = Barriers(layout, self.cluster)
-        self.converts = self.barriers.operands(problem) == "converted"
+        self.workers = 2 * self.cluster  # prepare warpgroups that share the chunks
         self.loader = Loader(problem, layout, self.cluster, summary=summary)
         self.output = Output(problem, layout, self.cluster)
         self.scan = Scan(problem, layout, self.cluster, summary=summary)
-        self.prepare: Any = None if layout.prepared else _prepare(problem)
+        # (first byte, bytes) of T, P and the vectors; a summary has no P and no d
+        whole = ((0, 2 * PANEL_BYTES + GDN_VECTOR_BYTES),)
+        self.parts = ((0, PANEL_BYTES), (2 * PANEL_BYTES, 512), (2 * PANEL_BYTES + 768, 16)) if summary else whole
+        self.prepare: Any = None if layout.prepared else _prepare(problem, summary)
 
     def launch(self, args: Args, stream: cuda.CUstream, ctas: Any = None) -> None:
         """One pass, by at most ``ctas`` CTAs (the SMs; None: one for every work item). For host code."""
@@ -201,98 +202,78 @@ class Prefill:
 
     @cute.jit
     def prepare_items(self, smem: cute.Pointer, args: Args, covered: Int32, items: Int32):
-        """The warpgroups of a CTA take turns at chunks, across work items, and so do, at those of a warpgroup, the CTAs of a cluster."""
+        """The prepare warpgroups of a cluster take turns at chunks, across work items."""
         number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
-        stage, slot, turn, visit = Place(group, Int32(0)), Place(group, Int32(0)), group, Int32(0)
+        turn = group
+        if cutlass.const_expr(self.cluster > 1):
+            turn = group + cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) * 2
+        stage = advanced(Place(Int32(0), Int32(0)), self.layout.operands.count, turn)
+        slot = advanced(Place(Int32(0), Int32(0)), self.layout.matrices.count, turn)
         while number < items:
             work = self.locate(args, covered, number)
             if turn < work.chunks:
-                stage, slot, visit = self.prepare_chunks(smem, args, work, group, turn, stage, slot, visit)
-            turn = (turn + work.chunks) & 1
+                stage, slot = self.prepare_chunks(smem, args, work, group, turn, stage, slot)
+            turn = (turn - work.chunks) & (self.workers - 1)
             number += step
 
     @cute.jit
     def prepare_chunks(
-        self, smem: cute.Pointer, args: Args, work: Work, group: Int32, first: Int32, stage: Place, slot: Place,
-        visit: Int32,
+        self, smem: cute.Pointer, args: Args, work: Work, group: Int32, first: Int32, stage: Place, slot: Place
     ):  # fmt: skip
-        """Every other chunk from ``first`` on: convert its operands and, if the turn is this CTA's, make T, P and the vectors. By a
-        warpgroup."""
-        operands, matrices = self.layout.operands, self.layout.matrices
+        """T, P and the vectors of the chunks from ``first`` on that are this warpgroup's, for all CTAs of the cluster."""
+        operands, matrices, scratch = self.layout.operands, self.layout.matrices, self.layout.scratch
         thread, base = cute.arch.thread_idx()[0] % WARPGROUP, smem.toint()
         amplitude, bias = self.prepare.parameters(args, work.head)
-        for chunk in cutlass.range(first, work.chunks, 2, unroll=1):
+        g, beta = self.gates(args, work, first, thread)
+        for chunk in cutlass.range(first, work.chunks, self.workers, unroll=1):
             place = base + (operands.start + stage.index * operands.size)
+            t = base + (matrices.start + slot.index * matrices.size)
+            valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
+            mine = g, beta
+            g, beta = self.gates(args, work, cutlass.min(chunk + self.workers, work.chunks - 1), thread)
             self.barriers.wait(smem, "full", stage.index, stage.phase)
-            if cutlass.const_expr(self.converts):
-                convert(place, operands.size, thread)
+            self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
+            self.prepare.run(
+                place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
+                base + (scratch.start + group * scratch.size), *mine, amplitude, bias, valid, thread,
+                PREPARE_BARRIER + group,
+            )  # fmt: skip
+            if cutlass.const_expr(self.cluster == 1):
+                cute.arch.sync_warp()
+            else:
                 cute.arch.barrier(barrier_id=PREPARE_BARRIER + group, number_of_threads=WARPGROUP)
-                if thread % 32 == 0:
-                    self.barriers.arrive(smem, "converted", stage.index)
-            if self.is_mine(visit):
-                self.make(smem, args, work, chunk, place, group, slot, amplitude, bias, thread)
-            cute.arch.sync_warp()
+                self.send(smem, t, slot, thread)
+            if thread % 32 == 0:
+                self.barriers.arrive(smem, "ready", slot.index)
             self.barriers.release(smem, "empty", stage.index, thread % 32)
-            stage, slot = advanced(stage, operands.count, 2), advanced(slot, matrices.count, 2)
-            visit = visit ^ 1
-        return stage, slot, visit
+            for _ in cutlass.range_constexpr(self.workers // 2):
+                stage, slot = advanced(stage, operands.count, 2), advanced(slot, matrices.count, 2)
+        return stage, slot
 
-    def is_mine(self, visit: Int32) -> Any:
-        """Whether this CTA makes T and P of a warpgroup's chunk; ``visit`` is the parity of their number."""
-        return Boolean(True) if self.cluster == 1 else cute.arch.block_idx_in_cluster() == visit
-
-    @cute.jit
-    def make(
-        self, smem: cute.Pointer, args: Args, work: Work, chunk: Int32, place: Int32, group: Int32, slot: Place,
-        amplitude: Any, bias: Any, thread: Int32,
-    ):  # fmt: skip
-        """T, P and the vectors of a chunk, for all CTAs of the cluster."""
-        ring, scratch, base = self.layout.matrices, self.layout.scratch, smem.toint()
-        t = base + (ring.start + slot.index * ring.size)
+    def gates(self, args: Args, work: Work, chunk: Int32, thread: Int32) -> tuple[Any, Any]:
+        """A chunk's gates and betas, on their way from memory."""
         valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
-        token = work.first + chunk * CHUNK
-        g, beta = self.prepare.gates(args, work.head, token, valid, thread)
-        self.prefetch(args, work.head, token + 2 * self.cluster * CHUNK, thread)
-        self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
-        self.prepare.run(
-            place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
-            base + (scratch.start + group * scratch.size), g, beta, amplitude, bias, valid, thread,
-            PREPARE_BARRIER + group,
-        )  # fmt: skip
-        if cutlass.const_expr(self.cluster == 1):
-            cute.arch.sync_warp()
-        else:
-            cute.arch.barrier(barrier_id=PREPARE_BARRIER + group, number_of_threads=WARPGROUP)
-            self.send(smem, t, slot, thread)
-        if thread % 32 == 0:
-            self.barriers.arrive(smem, "ready", slot.index)
+        return self.prepare.gates(args, work.head, work.first + chunk * CHUNK, valid, thread)
 
     @cute.jit
     def send(self, smem: cute.Pointer, t: Int32, slot: Place, thread: Int32):
         """What lies at ``t`` to the other CTA, which sees the same arrivals as this one."""
         other = cute.arch.block_idx_in_cluster() ^ 1
         ready = self.barriers.of(smem, "ready", slot.index)
-        size = 2 * PANEL_BYTES + GDN_VECTOR_BYTES
         if thread == 0:
-            cute.arch.mbarrier_arrive_and_expect_tx(ready, size, other)
-            text = (
-                "{ .reg .b32 to, at; mapa.shared::cluster.u32 to, $i0, $i2; mapa.shared::cluster.u32 at, $i1, $i2; "
-                f"cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [$i0], {size}, [at]; }}"
-            )
-            tiles.assembly(text, inputs=[t, ready.toint(), other], memory=True)
+            cute.arch.mbarrier_arrive_and_expect_tx(ready, sum(size for _, size in self.parts), other)
+            for first, size in self.parts:
+                text = (
+                    "{ .reg .b32 to, at; mapa.shared::cluster.u32 to, $i0, $i2; mapa.shared::cluster.u32 at, $i1, $i2; "
+                    f"cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [$i0], {size}, [at]; }}"
+                )
+                tiles.assembly(text, inputs=[t + first, ready.toint(), other], memory=True)
         elif thread % 32 == 0:
             cute.arch.mbarrier_arrive(ready, other)
 
-    def prefetch(self, args: Args, head: Int32, token: Int32, thread: Int32) -> None:
-        """Bring gates and betas of 64 tokens to the L2 cache: registers that wait for memory are more than there are."""
-        token = cutlass.min(token + thread % CHUNK, args.tokens - 1)
-        g, beta = (Int64((x.iterator + cute.crd2idx((token, head), x.layout)).toint()) for x in (args.g, args.beta))
-        tiles.assembly("prefetch.global.L2 [$i0];", inputs=[Int64(cutlass.select_(thread < CHUNK, g, beta))])
 
-
-def _prepare(problem: Problem) -> Any:
-    """The stage that makes T and P, of tiles that have been converted."""
+def _prepare(problem: Problem, summary: bool) -> Any:
     from .prepare_gdn import PrepareGdn
 
-    return PrepareGdn(replace(problem, io=MMA))
+    return PrepareGdn(problem, summary=summary)

@@ -1,13 +1,13 @@
 # ruff: noqa: ANN201, SIM102  the DSL reads return annotations, and conditions of the trace stand apart
 """The state warpgroup of the prefill: the recurrence over chunks, X = S^T [64 v, K] float32 in registers. Imported by ``prefill``.
 
-For every chunk, with h() a rounding to ``layout.MMA`` and columns j of a token:
+For every chunk, with columns j of a token, and h() and k() roundings to ``layout.MMA`` and to the type of K~, Q~ and K-:
 
-    R  = h(X) K~^T                               issued first, behind the O of the chunk before, which is rounded and staged now
-    O1 = h(X) Q~^T                               runs while Y is made
+    R  = k(X) K~^T                               issued first, behind the O of the chunk before, which is rounded and staged now
+    O1 = k(X) Q~^T                               runs while Y is made
     Y  = V^T - a_j R
     U  = h(Y) T^T                                meanwhile O1 is scaled by d_i
-    X  = decay X + h(U c_j) K-                   issued first, waited for last
+    X  = decay X + k(U c_j) K-                   issued first, waited for last
     O  = d_i O1 + h(U) P^T                       waited for in the next chunk
 
 Prepared tiles have a, c and d in them: GDN alone has these vectors. The warpgroup's warps meet nowhere in the loop: a warp's
@@ -54,7 +54,7 @@ class Scan:
         self.barriers = Barriers(layout, cluster)
         self.scaled = not layout.prepared
         self.io = problem.io
-        self.full = self.barriers.operands(problem)
+        self.keys = MMA if layout.prepared else problem.io  # the type of K~, Q~, K- and of what multiplies them
         self.size = problem.key // 2  # values of X in a thread
         # K steps of K~ and Q~: along lines, then to the next panel; of K-: 16 lines further
         self.key_steps = tuple(step // 4 * PANEL_BYTES + step % 4 * 32 for step in range(problem.key // tiles.K_STEP))
@@ -86,9 +86,9 @@ class Scan:
         operands, matrices = self.layout.operands, self.layout.matrices
         stage, slot, slab, value = places
         place = base + (operands.start + stage.index * operands.size)
-        self.barriers.wait(smem, self.full, stage.index, stage.phase)
-        words = tuple(tiles.packed(MMA, x))
-        r = tuple(tiles.multiply(MMA, CHUNK, words, tiles.k_major(place), self.key_steps))
+        self.barriers.wait(smem, "full", stage.index, stage.phase)
+        words = tuple(tiles.packed(self.keys, x))
+        r = tuple(tiles.multiply(self.keys, CHUNK, words, tiles.k_major(place), self.key_steps))
         for chunk in cutlass.range(work.chunks, unroll=1):
             t = base + (matrices.start + slot.index * matrices.size)
             vectors = t + 2 * PANEL_BYTES
@@ -97,7 +97,7 @@ class Scan:
             tiles.wait(0)
             y, v = tiles.landed(r), tiles.landed(v)
             if cutlass.const_expr(not self.summary):
-                o = tiles.multiply(MMA, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
+                o = tiles.multiply(self.keys, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
             self.barriers.wait(smem, "ready", slot.index, slot.phase)
             u, y = self.issue_u(t, y, self.unpacked(work, v), self.columns(vectors + _A, lane))
             if lane == 0:
@@ -111,7 +111,7 @@ class Scan:
             after, more = stage, chunk < work.chunks - 1
             if more:
                 after = advanced(stage, operands.count)
-            self.barriers.wait(smem, self.full, after.index, after.phase)
+            self.barriers.wait(smem, "full", after.index, after.phase)
             tiles.wait(0)
             tiles.kept(words)
             tiles.kept(y)
@@ -161,27 +161,28 @@ class Scan:
     # Issued in halves: what the second one needs is rounded while the first one runs.
 
     def issue_r(self, place: Int32, x: Values) -> tuple[Any, Any]:
-        """R, in flight, and h(X)."""
-        return self.issue(CHUNK, x, tiles.k_major(place), self.key_steps)
+        """R, in flight, and k(X)."""
+        return self.issue(self.keys, CHUNK, x, tiles.k_major(place), self.key_steps)
 
     def issue_u(self, place: Int32, r: Values, v: Values, a: Values) -> tuple[Any, Any]:
         """U, in flight, and h(Y)."""
-        return self.issue(CHUNK, self.less(v, a, r), tiles.k_major(place), _LINE_STEPS)
+        return self.issue(MMA, CHUNK, self.less(v, a, r), tiles.k_major(place), _LINE_STEPS)
 
     def issue_x(self, place: Int32, update: Values, x: Values) -> tuple[Any, Any]:
         """X, in flight, and the rounded update."""
         b = tiles.mn_major(place + self.layout.keys, PANEL_BYTES)
-        return self.issue(self.problem.key, update, b, self.token_steps, x, transposed=True)
+        return self.issue(self.keys, self.problem.key, update, b, self.token_steps, x, transposed=True)
 
     def issue(
-        self, columns: int, a: Values, b: Int64, offsets: tuple[int, ...], sums: Any = None, *, transposed: bool = False
-    ) -> tuple[Any, Any]:
-        """h(A) B as one group of two halves, and h(A)."""
+        self, kind: str, columns: int, a: Values, b: Int64, offsets: tuple[int, ...], sums: Any = None, *,
+        transposed: bool = False,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """A, rounded to ``kind``, times B as one group of two halves; and A."""
         half, words = len(offsets) // 2, []
         for last, part in enumerate((slice(0, half), slice(half, 2 * half))):
-            mine = tiles.packed(MMA, a[8 * part.start : 8 * part.stop])
+            mine = tiles.packed(kind, a[8 * part.start : 8 * part.stop])
             sums = tiles.multiply(
-                MMA, columns, mine, b, offsets[part], sums, transposed=transposed, commit=bool(last)
+                kind, columns, mine, b, offsets[part], sums, transposed=transposed, commit=bool(last)
             )  # fmt: skip
             words += mine
         return tuple(sums), tuple(words)
