@@ -6,23 +6,25 @@ boundary b = i with its bits below the highest one of i ^ j cleared, j < b <= i,
 level s (1, 2, 4, and with other warps' groups 8, 16, 32) is one product that serves all pairs whose highest differing bit is s: its
 tokens with bit s are rows, scaled from their boundary on, the others are columns, scaled up to theirs. The diagonal is level 0, unscaled.
 
-A level's operands lie in two tiles, of K (rows and columns) and of Q (rows), at the warp's own lines; the A fragment is 8 rows of Q over
+A level's operands lie in two tiles, of K (rows and columns) and of Q (rows), at the warp's own lines, level 2's where its gates were; the A fragment is 8 rows of Q over
 the same 8 rows of K, so that one mma.sync gives both scores of a pair.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32, cute
 
 from ..layout import MMA
-from .kda_words import load_rows, load_words, multiply_add, pack, select, store_words
+from .kda_words import load_floats, load_rows, load_words, multiply_add, pack, select, store_floats, store_words
 from .tiles import unpacked
 
-__all__ = ["GROUP", "LINE", "Scores", "Tokens", "diagonal_scores", "fragment_address", "raw_scores"]
+__all__ = ["GROUP", "LINE", "QUAD", "Beside", "Scores", "Tokens", "diagonal_scores", "fragment_address", "raw_scores"]
 
 GROUP = 8
+QUAD = 4
 LINE = 128  # bytes
 
 
@@ -35,25 +37,26 @@ class Scores(NamedTuple):
 
 class Tokens:
     """The warp's 8 tokens, a lane's 2 or 4 neighbouring channels of each, times decays of the tokens of a block around each. Blocks are
-    of 1 token at first; ``widen`` joins two of them, ``widen_rows`` and ``widen_columns`` one with another warp's.
+    of 1 token at first; ``widen`` joins two of them.
 
     rows_k, rows_q   registers of float32, [8 * channels]: k and q times the decays from the block's first token up to their own
     columns          k times the decays behind it, up to the block's last token
     totals           products of a block's decays, [channels], by its first token
     place            shared memory of the lane's channels of the first token's line, in the tile of K
+    parked           the lane's 16 or 8 bytes of shared memory for q rows of the first token, 512 or 256 bytes from those of the next:
+                     ``park`` moves them there for good. Registers are scarce, and q rows are seldom needed
 
     ``io`` is the type of the tiles as they were loaded; what goes to them is of ``layout.MMA``.
     """
 
-    def __init__(self, io: str, channels: int, place: Int32) -> None:
-        self.io, self.channels, self.place = io, channels, place
+    def __init__(self, io: str, channels: int, place: Int32, parked: Int32) -> None:
+        self.io, self.channels, self.place, self.parked = io, channels, place, parked
         self.totals: dict[int, list[Any]] = {}
         self.rows_k, self.rows_q, self.columns = (cute.make_rmem_tensor(GROUP * channels, Float32) for _ in range(3))
 
     def words(self, token: int, tile: Any) -> list[Any]:
         """This lane's channels of a line of the tile that lies ``tile`` bytes from that of K."""
-        # 8 lines are one pattern of the swizzle: piece ^ line
-        return load_words((self.place ^ Int32(token * (LINE + 16))) + tile, self.channels // 2)
+        return load_words(self._line(token) + tile, self.channels // 2)
 
     def begin(self, token: int, k: list[Any], q: list[Any], factor_k: Any, factor_q: Any, decay: list[Any]) -> None:
         """A block of one token: words as they lie in memory, factors that they keep (of k: None is 1), decays."""
@@ -70,27 +73,60 @@ class Tokens:
         """The blocks of ``size`` tokens at ``first`` and behind it become one."""
         second = first + size
         before, behind = self.totals[first], self.totals.pop(second)
-        self.widen_rows(before, second, second + size)
-        self.widen_columns(behind, first, second)
+        for i in range(size * self.channels):
+            for held in (self.rows_k, self.rows_q):
+                at = second * self.channels + i
+                held[at] = held[at] * before[i % self.channels]
+            at = first * self.channels + i
+            self.columns[at] = self.columns[at] * behind[i % self.channels]
         self.totals[first] = [x * y for x, y in zip(before, behind, strict=True)]
 
-    def widen_rows(self, total: list[Any], first: int = 0, stop: int = GROUP) -> None:
-        """A block with the product ``total`` joins those of these tokens, before them."""
-        for at in range(first * self.channels, stop * self.channels):
-            for held in (self.rows_k, self.rows_q):
-                held[at] = held[at] * total[at % self.channels]
-
-    def widen_columns(self, total: list[Any], first: int = 0, stop: int = GROUP) -> None:
-        """The same, behind them."""
-        for at in range(first * self.channels, stop * self.channels):
-            self.columns[at] = self.columns[at] * total[at % self.channels]
-
-    def put(self, held: Any, tile: Any, first: int = 0, stop: int = GROUP) -> None:
-        """``held``, one of the registers, of these tokens to their lines of a tile."""
+    def park(self, first: int, stop: int) -> None:
+        """q rows of these tokens to shared memory."""
         for token in range(first, stop):
-            at = range(token * self.channels, (token + 1) * self.channels, 2)
-            words = [pack(MMA, held[i], held[i + 1]) for i in at]
-            store_words((self.place ^ Int32(token * (LINE + 16))) + tile, words)
+            at = range(token * self.channels, (token + 1) * self.channels)
+            store_floats(self.parked + token * (32 * 4) * self.channels, [self.rows_q[i] for i in at])
+
+    def put(self, held: Any, tile: Any, first: int = 0, stop: int = GROUP, factors: Sequence[Any] = ()) -> None:
+        """``held``, one of the registers, or None for parked q rows, of these tokens to their lines of a tile; times factors of channels."""
+        for token in range(first, stop):
+            store_words(self._line(token) + tile, self.operands(held, token, factors))
+
+    def operands(self, held: Any, token: int, factors: Sequence[Any] = ()) -> list[Any]:
+        """A token's words."""
+        if held is None:
+            values = load_floats(self.parked + token * (32 * 4) * self.channels, self.channels)
+        else:
+            values = [held[i] for i in range(token * self.channels, (token + 1) * self.channels)]
+        if factors:
+            values = [x * y for x, y in zip(values, factors, strict=True)]
+        return [pack(MMA, values[i], values[i + 1]) for i in range(0, self.channels, 2)]
+
+    def _line(self, token: int) -> Int32:
+        # 8 lines are one pattern of the swizzle: piece ^ line
+        return self.place ^ Int32(token * (LINE + 16))
+
+
+class Beside:
+    """Room for the operands of a level of the warp's tokens, where its gates lie: 16 K bytes of a quad's gates have 4 lines of a tile of K,
+    panel by panel, and 4 of Q.
+
+    ``base``: of the warp; ``channel``: the first of the lane, ``key`` of all.
+    """
+
+    def __init__(self, base: Int32, channel: Int32, key: int) -> None:
+        self.quad, self.behind_k, self.panel = 16 * key, 8 * key, QUAD * LINE
+        in_panel = channel % (LINE // 2)
+        self.place = base + channel // (LINE // 2) * self.panel + in_panel * 2
+        lane = cute.arch.lane_idx()
+        line = lane % GROUP
+        tile = select((lane & 8) != 0, Int32(0), Int32(self.behind_k))
+        self.fragment = base + line // QUAD * self.quad + tile + line % QUAD * LINE + ((lane // 16 ^ line) << 4)
+
+    def put(self, tokens: Tokens, held: Any, tile: int, first: int, stop: int) -> None:
+        for token in range(first, stop):
+            line = self.place ^ Int32(token % QUAD * LINE + token * 16)
+            store_words(line + (token // QUAD * self.quad + tile), tokens.operands(held, token))
 
 
 def fragment_address(rows: Int32, below: Int32, line: Int32) -> Int32:
@@ -104,50 +140,79 @@ def fragment_address(rows: Int32, below: Int32, line: Int32) -> Int32:
 def raw_scores(io: str, address: Int32, panel: int, steps: int, norms: bool) -> tuple[Any, Any, Any]:
     """Products of a token's q and k as they lie in the tiles, of token lane / 4: q k, and with ``norms`` q q and k k. Right in lanes
     where lane % 4 = lane / 8."""
-    found, squares = _products(io, address, panel, steps, norms)
+    cute.arch.sync_warp()
+    # Sums of the channels of either half of a step: products wait for half as many before them.
+    found, squares = ([[Float32(0.0)] * 4 for _ in range(2)] for _ in range(2))
+    for step in range(steps):
+        a = load_rows(address, step, panel)
+        for half in range(2):
+            rows, k, q = a[2 * half : 2 * half + 2], a[2 * half + 1], a[2 * half]
+            found[half] = multiply_add(io, found[half], rows, [k])
+            if norms:
+                squares[half] = multiply_add(io, squares[half], rows, [q])
     odd = (cute.arch.lane_idx() // 4 & 1) != 0
-    return tuple(select(odd, values[i + 1], values[i]) for values, i in ((found, 0), (squares, 0), (found, 2)))
+    sums = [[x + y for x, y in zip(*halves, strict=True)] for halves in (found, squares)]
+    return tuple(select(odd, values[i + 1], values[i]) for values, i in ((sums[0], 0), (sums[1], 0), (sums[0], 2)))
 
 
 def diagonal_scores(
-    tokens: Tokens, address: Int32, behind_k: Int32, panel: int, steps: int, diagonal: Float32
-) -> Scores:
+    tokens: Tokens, begin: Callable[[int], None], address: Int32, beside: Beside, behind_k: Int32, panel: int, steps: int,
+    diagonal: Float32,
+) -> Scores:  # fmt: skip
     """Scores of the warp's tokens with each other, zero above the diagonal; on it, those of q are ``diagonal`` of the lanes that
     ``raw_scores`` names, those of k zero.
 
-    ``address``: of the A fragment of Q over K; ``behind_k``: bytes from the tile of K to that of Q;
-    ``steps``: channels / 16. The tiles' lines of these tokens are overwritten. The tokens are one block in the end.
+    ``begin(token)`` calls ``Tokens.begin``, token after token; ``address``: of the A fragment of Q over K; ``behind_k``: bytes from the
+    tile of K to that of Q; ``steps``: channels / 16. The tiles' lines of these tokens and their gates are overwritten. The tokens are one
+    block in the end, their q rows parked.
     """
+    for quad in range(0, GROUP, QUAD):
+        for first in range(quad, quad + QUAD, 2):
+            begin(first)
+            begin(first + 1)
+            _put(tokens, first, 1, behind_k)
+            tokens.widen(first, 1)
+        cute.arch.sync_warp()  # all lanes have read the quad's gates
+        beside.put(tokens, tokens.columns, 0, quad, quad + 2)
+        beside.put(tokens, tokens.rows_k, 0, quad + 2, quad + QUAD)
+        beside.put(tokens, tokens.rows_q, beside.behind_k, quad + 2, quad + QUAD)
+        tokens.widen(quad, 2)
+        if quad == 0:
+            tokens.park(0, QUAD)
+    first, second = _products((address, panel), (beside.fragment, beside.panel), steps=steps)
+    cute.arch.sync_warp()  # all lanes have read the lines
+    _put(tokens, 0, QUAD, behind_k)
+    tokens.widen(0, QUAD)
+    tokens.park(QUAD, GROUP)
+    (third,) = _products((address, panel), steps=steps)
     lane = cute.arch.lane_idx()
     row, column = lane // 4, lane % 4 * 2
     apart = [row ^ column, row ^ (column + 1)]
     scores = [select(x == 0, diagonal, Float32(0.0)) for x in apart] + [Float32(0.0)] * 2
     # Above the diagonal there is no level.
     apart = [select(column + i < row, x, Int32(0)) for i, x in enumerate(apart)]
-    for level in (1, 2, 4):
-        cute.arch.sync_warp()  # all lanes have read the lines
-        for first in range(0, GROUP, 2 * level):
-            boundary = first + level
-            tokens.put(tokens.columns, Int32(0), first, boundary)
-            tokens.put(tokens.rows_k, Int32(0), boundary, boundary + level)
-            tokens.put(tokens.rows_q, behind_k, boundary, boundary + level)
-            tokens.widen(first, level)
-        found, _ = _products(MMA, address, panel, steps, False)
+    for level, found in ((1, first), (2, second), (4, third)):
         scores = [select(apart[i % 2] >= level, found[i], scores[i]) for i in range(4)]
     cute.arch.sync_warp()
     return Scores(scores[:2], scores[2:])
 
 
-def _products(io: str, address: Int32, panel: int, steps: int, squares: bool) -> tuple[list[Any], list[Any]]:
-    """Rows of Q and of K times K, and with ``squares`` rows of Q times Q."""
+def _put(tokens: Tokens, first: int, size: int, behind_k: Int32) -> None:
+    """Operands of a level to the lines of the tokens: blocks of ``size`` tokens at ``first`` and behind it."""
+    boundary = first + size
+    tokens.put(tokens.columns, Int32(0), first, boundary)
+    tokens.put(tokens.rows_k, Int32(0), boundary, boundary + size)
+    tokens.put(tokens.rows_q, behind_k, boundary, boundary + size)
+
+
+def _products(*fragments: tuple[Int32, int], steps: int) -> list[list[Any]]:
+    """Rows of Q and of K times K, for every A fragment (address, bytes of a panel)."""
     cute.arch.sync_warp()
-    found = [Float32(0.0)] * 4
-    other = [Float32(0.0)] * 4
+    found = [[Float32(0.0)] * 4 for _ in fragments]
     for step in range(steps):
-        a = load_rows(address, step, panel)
-        # An 8 x 8 matrix lies in a B fragment as in an A fragment. With 8 channels a product B is one register, wherever it is.
-        for half in (0, 2):
-            found = multiply_add(io, found, a[half : half + 2], [a[half + 1]])
-            if squares:
-                other = multiply_add(io, other, a[half : half + 2], [a[half]])
-    return found, other
+        for i, (address, panel) in enumerate(fragments):
+            a = load_rows(address, step, panel)
+            # An 8 x 8 matrix lies in a B fragment as in an A fragment. With 8 channels a product B is one register, wherever it is.
+            for half in (0, 2):
+                found[i] = multiply_add(MMA, found[i], a[half : half + 2], [a[half + 1]])
+    return found

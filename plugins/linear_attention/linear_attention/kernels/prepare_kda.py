@@ -17,7 +17,8 @@ Operands have the norms and the scale in them and are rounded once, to ``layout.
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 20,200 instructions of a warp with everything in it; two share an SM, as their registers allow, of 64 channels three.
+A CTA of 128 channels runs 21,400 instructions of a warp with everything in it, none of them spills; two share an SM, as their registers and
+shared memory allow, of 64 channels three.
 
 Imported by the prefill's host function.
 """
@@ -35,7 +36,7 @@ from ..layout import MMA
 from ..problem import Problem
 from ..records import CHUNK, record_layout
 from .arguments import Args
-from .diagonal import GROUP, LINE, Scores, Tokens, diagonal_scores, fragment_address, raw_scores
+from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores, fragment_address, raw_scores
 from .gates import Beta, Gate
 from .inverse import SCRATCH_BYTES
 from .kda_chunks import find_chunk
@@ -73,7 +74,8 @@ class Places(NamedTuple):
     vectors   float32 [64] each: norm factors of k, and of q times scale
     totals    float32 [8][K]: the product of a warp's decays
     lower     scratch of the inverse
-    gates     g, token after token; where K-, T and P come later
+    parked    q rows of ``diagonal.Tokens``, float32
+    gates     g, 4 K bytes a token; where K-, T and P come later
     """
 
     k_in: Int32
@@ -86,6 +88,7 @@ class Places(NamedTuple):
     vectors: Int32
     totals: Int32
     lower: Int32
+    parked: Int32
     gates: Int32
 
 
@@ -102,7 +105,8 @@ class PrepareKda:
         self.gate, self.beta = Gate.of(problem), Beta.of(problem)
         self.beta_at = self.layout.used
         self.lower_at = self.beta_at + 3 * CHUNK * 4 + WARPS * problem.key * 4
-        self.shared_bytes = self.lower_at + SCRATCH_BYTES  # 81,152 for 128 channels, 54,272 for 64
+        self.parked_at = self.lower_at + SCRATCH_BYTES
+        self.shared_bytes = self.parked_at + CHUNK * problem.key * 4  # 113,920 for 128 channels, 70,656 for 64
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
         """Write the records of ``args`` to its workspace."""
@@ -143,29 +147,30 @@ class PrepareKda:
         address, behind_k = fragment_address(at.q_in, at.k_in, warp * GROUP), at.q_in - at.k_in
         raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
         self.put_vectors(at, warp, beta, *raw[1:])
-        tokens, diagonal = self.begin(at, valid, warp, decays, raw[0])
-        scores = diagonal_scores(tokens, address, behind_k, self.panel, self.steps, diagonal)
+        tokens, scores = self.diagonal(at, valid, warp, decays, raw[0])
         total = tokens.totals[0]
+        # Blocks of 8 tokens stay as they are. What wider blocks add is the same for all tokens of the warp.
+        rows, columns = [Float32(1.0)] * self.channels, [Float32(1.0)] * self.channels
         self.put_total(at, warp, total)
-        self.write_level(tokens, warp & 1, Int32(0), behind_k)
+        self.write_level(tokens, warp & 1, Int32(0), behind_k, [], [])
         cute.arch.sync_threads()
         self.clear_above(at, warp)
         self.put_scores(at, scores, warp, warp)
         self.level_8(at, warp)
-        total = self.widen(at, tokens, warp, 1, total)
+        total, rows, columns = self.widen(at, warp, 1, total, rows, columns)
         # Level 16's rows of Q lie where warps with even numbers had theirs, level 32's where the others had.
-        self.write_level(tokens, warp & 2, at.k_out - at.k_in, self.free_q(at, warp, 16))
+        self.write_level(tokens, warp & 2, at.k_out - at.k_in, self.free_q(at, warp, 16), rows, columns)
         cute.arch.sync_threads()
         self.level_16(at, warp)
-        total = self.widen(at, tokens, warp, 2, total)
-        self.write_level(tokens, warp & 4, Int32(0), self.free_q(at, warp, 32))
+        total, rows, columns = self.widen(at, warp, 2, total, rows, columns)
+        self.write_level(tokens, warp & 4, Int32(0), self.free_q(at, warp, 32), rows, columns)
         cute.arch.sync_threads()
         self.level_32(at, warp)
-        total = self.widen(at, tokens, warp, 4, total)
-        tokens.put(tokens.columns, at.k_out - at.k_in)
+        total, rows, columns = self.widen(at, warp, 4, total, rows, columns)
+        tokens.put(tokens.columns, at.k_out - at.k_in, factors=columns)
         cute.arch.sync_threads()
-        tokens.put(tokens.rows_k, Int32(0))
-        tokens.put(tokens.rows_q, behind_k)
+        tokens.put(tokens.rows_k, Int32(0), factors=rows)
+        tokens.put(None, behind_k, factors=rows)
         self.write_decay(at, warp, total)
         fence_shared()
         cute.arch.sync_threads()
@@ -194,6 +199,7 @@ class PrepareKda:
             vectors=smem + self.beta_at + CHUNK * 4,
             totals=smem + self.beta_at + 3 * CHUNK * 4,
             lower=smem + self.lower_at,
+            parked=smem + self.parked_at,
             gates=smem + layout.k_out,
         )
 
@@ -221,7 +227,7 @@ class PrepareKda:
             for i in range(0, GROUP, 32 // pieces):
                 token = i + line
                 if tile is at.gates:
-                    target = tile + (warp * GROUP + token) * (p.key * size) + piece * 16
+                    target = tile + (warp * GROUP + token) * (p.key * 4) + piece * 16
                 else:
                     lines = (piece // 8) * CHUNK + warp * GROUP + token
                     target = tile + lines * LINE + (((piece % 8) ^ token) << 4)
@@ -231,7 +237,7 @@ class PrepareKda:
         """This lane's channels of g of a token."""
         dtype = self.problem.gate_dtype
         size = _BYTES[dtype]
-        place = at.gates + ((warp * GROUP + token) * self.problem.key + self.lane_channel()) * size
+        place = at.gates + (warp * GROUP + token) * (self.problem.key * 4) + self.lane_channel() * size
         if dtype == "float32":
             return load_floats(place, self.channels)
         return [value for word in load_words(place, self.channels // 2) for value in unpacked(dtype, word)]
@@ -268,30 +274,37 @@ class PrepareKda:
                 store_floats(at.vectors + (CHUNK + row) * 4, [Float32(self.problem.scale) * norm_q])
         cute.arch.sync_warp()
 
-    def begin(self, at: Places, valid: Int32, warp: Int32, decays: Decays, diagonal: Float32) -> tuple[Tokens, Float32]:
-        """The warp's tokens, with the factors that they keep: norms and scale; and ``diagonal``, of token lane / 4, with its factors."""
-        p = self.problem
+    def diagonal(
+        self, at: Places, valid: Int32, warp: Int32, decays: Decays, diagonal: Float32
+    ) -> tuple[Tokens, Scores]:
+        """The warp's tokens, with the factors that they keep: norms and scale; and their scores with each other. ``diagonal``: products of
+        q and k of token lane / 4."""
+        p, lane = self.problem, cute.arch.lane_idx()
         channel = self.lane_channel()
         panel = channel // (LINE // 2)
         place = at.k_in + panel * self.panel + warp * (GROUP * LINE) + (channel - panel * (LINE // 2)) * 2
-        tokens = Tokens(p.io, self.channels, place)
-        scale = Float32(p.scale)
-        norms: list[list[Any]] = [[None] * GROUP, [scale] * GROUP]
-        if not p.l2norm:
-            diagonal = diagonal * scale
-        else:
-            rows = [at.vectors + (vector * CHUNK + warp * GROUP) * 4 for vector in range(2)]
-            norms = [[x for half in (0, 16) for x in load_floats(row + half, 4)] for row in rows]
-            own = [load_floats(row + cute.arch.lane_idx() // 4 * 4, 1)[0] for row in rows]
+        tokens = Tokens(p.io, self.channels, place, at.parked + (warp * (GROUP * 32) + lane) * (self.channels * 4))
+        beside = Beside(at.gates + warp * (GROUP * p.key * 4), channel, p.key)
+        scale, behind_k = Float32(p.scale), at.q_in - at.k_in
+        rows = [at.vectors + (vector * CHUNK + warp * GROUP) * 4 for vector in range(2)]
+        if p.l2norm:
+            own = [load_floats(row + lane // 4 * 4, 1)[0] for row in rows]
             diagonal = diagonal * own[0] * own[1]
-        behind_k = at.q_in - at.k_in
-        for token in range(GROUP):
+        else:
+            diagonal = diagonal * scale
+        norms: list[list[Any]] = [[None] * QUAD, [scale] * QUAD]
+
+        def begin(token: int) -> None:
+            if p.l2norm and token % QUAD == 0:
+                norms[:] = [load_floats(row + token * 4, QUAD) for row in rows]
             # Zeros were loaded for a token that the chunk has not; its decay is 1, which no other exceeds.
             least = select(warp * GROUP + token < valid, Float32(0.0), Float32(1.0))
             decay = [largest(value, least) for value in decays.of(self.gates(at, warp, token))]
             k, q = tokens.words(token, Int32(0)), tokens.words(token, behind_k)
-            tokens.begin(token, k, q, norms[0][token], norms[1][token], decay)
-        return tokens, diagonal
+            tokens.begin(token, k, q, norms[0][token % QUAD], norms[1][token % QUAD], decay)
+
+        address = fragment_address(at.q_in, at.k_in, warp * GROUP)
+        return tokens, diagonal_scores(tokens, begin, address, beside, behind_k, self.panel, self.steps, diagonal)
 
     def put_total(self, at: Places, warp: Int32, total: list[Any]) -> None:
         store_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, total)
@@ -299,28 +312,30 @@ class PrepareKda:
     def total(self, at: Places, warp: Any) -> list[Any]:
         return load_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, self.channels)
 
-    @cute.jit
-    def widen(self, at: Places, tokens: Tokens, warp: Int32, size: cutlass.Constexpr[int], total: list) -> list:
-        """Blocks of ``size`` warps join in pairs; ``total``: of the warp's block, before and after."""
+    def widen(
+        self, at: Places, warp: Int32, size: int, total: list[Any], rows: list[Any], columns: list[Any]
+    ) -> tuple[list[Any], ...]:
+        """Blocks of ``size`` warps join in pairs; ``total``, and factors of rows and columns: of the warp's block, before and after."""
         other = (warp ^ size) & Int32(-size)
         block = self.total(at, other)
-        for i in cutlass.range_constexpr(1, size):
+        for i in range(1, size):
             block = times(block, self.total(at, other + i))
-        if (warp & size) != 0:
-            widen_rows(tokens, block)
-        else:
-            widen_columns(tokens, block)
-        return times(total, block)
+        second, one = (warp & size) != 0, Float32(1.0)
+        rows = times(rows, [select(second, x, one) for x in block])
+        columns = times(columns, [select(second, one, x) for x in block])
+        return times(total, block), rows, columns
 
     # Operands and tiles.
 
     @cute.jit
-    def write_level(self, tokens: Tokens, rows: Int32, k_tile: Int32, q_tile: Int32):
-        """Operands of a level: ``rows`` is not 0 where the warp's tokens are rows. The tiles' distances from that of K~."""
-        if rows != 0:
-            put_rows(tokens, k_tile, q_tile)
+    def write_level(
+        self, tokens: Tokens, is_row: Int32, k_tile: Int32, q_tile: Int32, rows: list, columns: list
+    ):  # fmt: skip
+        """Operands of a level: ``is_row`` is not 0 where the warp's tokens are rows. The tiles' distances from that of K~; factors of channels."""
+        if is_row != 0:
+            put_rows(tokens, k_tile, q_tile, rows)
         else:
-            put_columns(tokens, k_tile)
+            put_columns(tokens, k_tile, columns)
 
     def free_q(self, at: Places, warp: Int32, level: int) -> Int32:
         """The distance from the warp's lines of K~ to its rows of Q of level 16 or 32."""
@@ -422,21 +437,13 @@ def send(smem: Int32, record: Int64, *spans: tuple[int, int]) -> None:
 
 
 # A method call in a branch of the trace would make a value of the branch of its object.
-def put_rows(tokens: Tokens, k_tile: Int32, q_tile: Int32) -> None:
-    tokens.put(tokens.rows_k, k_tile)
-    tokens.put(tokens.rows_q, q_tile)
+def put_rows(tokens: Tokens, k_tile: Int32, q_tile: Int32, factors: list[Any]) -> None:
+    tokens.put(tokens.rows_k, k_tile, factors=factors)
+    tokens.put(None, q_tile, factors=factors)
 
 
-def put_columns(tokens: Tokens, k_tile: Int32) -> None:
-    tokens.put(tokens.columns, k_tile)
-
-
-def widen_rows(tokens: Tokens, total: list[Any]) -> None:
-    tokens.widen_rows(total)
-
-
-def widen_columns(tokens: Tokens, total: list[Any]) -> None:
-    tokens.widen_columns(total)
+def put_columns(tokens: Tokens, k_tile: Int32, factors: list[Any]) -> None:
+    tokens.put(tokens.columns, k_tile, factors=factors)
 
 
 def times(a: list[Any], b: list[Any]) -> list[Any]:
