@@ -86,8 +86,10 @@ class Inverses:
                 place = block + line * 32 + (((i // 2) ^ ((line >> 2) & 1)) << 4) + lane % 4 * 4
                 for half, word in enumerate(w.split(*values[2 * i : 2 * i + 2])):
                     w.store_words(place + 512 * half, [word])
+        elif column == row - 1:
+            inverse.put_beside(scratch, row, values, lane)
         else:
-            inverse.put_block(scratch, row, column, values, lane)
+            inverse.put_far(scratch, row, column, values, lane)
 
 
 def fragment(lane):

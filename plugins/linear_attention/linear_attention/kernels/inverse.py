@@ -3,7 +3,8 @@
 
 Callers pass N = -L, in blocks of 16 x 16:
 
-    put_block        block (r, m), r > m, of N from a fragment
+    put_far          block (r, m), r > m + 1, of N from a fragment
+    put_beside       block (r, r - 1) of N
     put_diagonal     block (r, r) of N: what is on and above its diagonal does not count
     invert_diagonal  warp r makes D_r = (I - N_rr)^-1, and Z_r = D_r N_r,r-1 in the same instructions
     barrier
@@ -44,7 +45,7 @@ from . import warp as w
 from .tiles import fence_shared
 
 __all__ = [
-    "BLOCK", "BLOCKS", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_block", "put_diagonal", "unit_lower_inverse",
+    "BLOCK", "BLOCKS", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_beside", "put_diagonal", "put_far", "unit_lower_inverse",
 ]  # fmt: skip
 
 BLOCK = 16
@@ -54,7 +55,7 @@ _REST = 512  # from the upper halves of a block's values to the rest
 _BELOW = BLOCKS * (BLOCKS - 1) // 2
 SCRATCH_BYTES = (_BELOW + BLOCKS) * _BYTES
 
-Emit = Callable[[int, int, Sequence[Float32]], None]
+Emit = Callable[[Int32, Int32, Sequence[Float32]], None]
 
 
 def block_number(row: Any, column: Any) -> Any:
@@ -62,18 +63,19 @@ def block_number(row: Any, column: Any) -> Any:
     return row * (row - 1) // 2 + column
 
 
-def put_block(scratch: Int32, row: int, column: int, values: Sequence[Float32], lane: Int32) -> None:
-    """Block (``row``, ``column``) of N, row > column, from its fragment (``warp``). By a warp: if column is row - 1, by warp ``row``."""
-    address = scratch + block_number(row, column) * _BYTES
-    if column == row - 1:
-        _put_floats(address, values, lane, 1)
-    else:
-        pairs = [w.split(values[2 * i], values[2 * i + 1]) for i in range(4)]
-        for half, at in enumerate((0, _REST)):
-            w.store_matrices(address + _piece(lane % 16, lane >> 4) + at, [pair[half] for pair in pairs])
+def put_far(scratch: Int32, row: Any, column: Any, values: Sequence[Float32], lane: Int32) -> None:
+    """Block (``row``, ``column``) of N, row > column + 1, from its fragment (``warp``). By a warp."""
+    address = scratch + block_number(row, column) * _BYTES + _piece(lane % 16, lane >> 4)
+    for at, words in zip((0, _REST), _split(values), strict=True):
+        w.store_matrices(address + at, words)
 
 
-def put_diagonal(scratch: Int32, index: int, values: Sequence[Float32], lane: Int32) -> None:
+def put_beside(scratch: Int32, row: Any, values: Sequence[Float32], lane: Int32) -> None:
+    """Block (``row``, ``row`` - 1) of N from its fragment. By warp ``row``."""
+    _put_floats(scratch + block_number(row, row - 1) * _BYTES, values, lane, 1)
+
+
+def put_diagonal(scratch: Int32, index: Any, values: Sequence[Float32], lane: Int32) -> None:
     """Diagonal block ``index`` of N from its fragment: what lies below its diagonal, the rest may be NaN. By warp ``index``."""
     g, t = lane >> 2, lane & 3
     zero = Float32(0.0)
@@ -105,20 +107,19 @@ def invert_diagonal(scratch: Int32, index: Any, lane: Int32) -> None:
     _substitute(diagonal, beside, lane)
 
 
-def columns(
-    scratch: Int32, warp: Int32, lane: Int32, emit: Emit, *, besides: Callable[[int], None] | None = None
-) -> None:
+def columns(scratch: Int32, warp: Int32, lane: Int32, emit: Emit, *, besides: Callable[[], None] | None = None) -> None:
     """Column ``warp`` of blocks, when all of N is there and ``invert_diagonal`` is done.
 
     ``emit(r, c, values)`` gets the fragment of block (r, c) of A *transposed*, r >= c: value 4n + 2h + e is
-    A[16 r + 8 n + 2 t + e, 16 c + g + 8 h]. It is called while the kernel is traced, for every c and r, inside a branch that warp c takes; r and
-    c are Python ints. Blocks with r < c are 0 and not emitted. ``besides(c)`` is called first in that branch: work that the compiler can
-    put where products are waited for.
+    A[16 r + 8 n + 2 t + e, 16 c + g + 8 h], r and c known at run time. It is called while the kernel is traced, for r - c = 0, 1, 2, 3, each
+    inside the branch of the one before, which warps with r <= 3 take. Blocks with r < c are 0 and not emitted. ``besides()`` is called
+    behind the first: work that the compiler can put where products are waited for.
 
-    Ends with a fence of the thread's writes to shared memory for the async proxy. It is inside the branches as ptxas makes predicated
-    instructions of branches without one, and all warps would issue those of all four.
+    All warps run one stream of instructions. Four copies with constant places had fewer, and took three times as long on an H200: each of
+    them ran once a chunk, and had to be fetched for it. Ends with a fence of the thread's writes to shared memory for the async proxy.
     """
-    _Columns(scratch, lane, emit, besides).choose(warp)
+    _Column(scratch, warp, lane, emit, besides).run()
+    fence_shared()
 
 
 def _diagonal(scratch: Int32, index: Any) -> Any:
@@ -190,43 +191,54 @@ def _substitute(diagonal: Int32, beside: Int32, lane: Int32) -> None:
     w.asm(text, [], [place, lane], effects=True)
 
 
-class _Columns:
-    """The columns of blocks, in straight code for each warp."""
+class _Column:
+    """A column of blocks. Block c + s is number s; the products it needs are issued before number s - 1 is emitted.
 
-    def __init__(self, scratch: Int32, lane: Int32, emit: Emit, besides: Callable[[int], None] | None) -> None:
-        self.emit, self.besides = emit, besides
-        self.natural = scratch + _piece(lane % 8 + 8 * (lane >> 4), (lane >> 3) & 1)  # B operand, stored [n][k]
-        self.turned = scratch + _piece(lane % 16, lane >> 4)  # A operand; transposed, B operand stored [k][n]
+    Warps with fewer blocks leave early. Those that have one more to emit than to make read some block that is there for the products of
+    the next ones, and drop them.
+    """
 
-    @cute.jit
-    def choose(self, warp: Int32):
-        for column in cutlass.range_constexpr(BLOCKS):
-            if warp == column:
-                self.column(column)
+    def __init__(
+        self, scratch: Int32, warp: Int32, lane: Int32, emit: Emit, besides: Callable[[], None] | None
+    ) -> None:
+        self.scratch, self.warp, self.emit, self.besides = scratch, warp, emit, besides
+        self.natural = _piece(lane % 8 + 8 * (lane >> 4), (lane >> 3) & 1)  # B operand, stored [n][k]
+        self.turned = _piece(lane % 16, lane >> 4)  # A operand; transposed, B operand stored [k][n]
+        self.rows = [cutlass.min(warp + s, BLOCKS - 1) for s in range(BLOCKS)]
+        self.known: list[Any] = []
+        self.far: Any = None
 
-    def column(self, c: int) -> None:
-        """The next block first, then the sums of those behind it: they have time until it is there."""
-        if self.besides:
-            self.besides(c)
-        known = _halves(self.turned + (_BELOW + c) * _BYTES)
-        values = _joined(known)
-        sums, blocks = ({r: _Sum() for r in range(c + 1, BLOCKS)} for _ in range(2))
-        for r in range(c, BLOCKS):
-            if r > c:
-                values = blocks[r].values()
-            if r + 1 < BLOCKS:
-                if r > c:
-                    known = _split(values)
-                z = _halves(self.turned + block_number(r + 1, r) * _BYTES, transposed=True)
-                blocks[r + 1].add(known, z, last=True)
-            for later in range(r + 2, BLOCKS):
-                below = _halves(self.natural + block_number(later, r) * _BYTES)
-                sums[later].add(known, below, last=later == r + 2)
-            if r + 2 < BLOCKS:
-                d = _halves(self.turned + (_BELOW + r + 2) * _BYTES, transposed=True)
-                blocks[r + 2].add(_split(sums[r + 2].values()), d, last=False)
-            self.emit(r, c, values)
-        fence_shared()
+    def run(self) -> None:
+        self.known.append(_halves(_diagonal(self.scratch, self.warp) + self.turned))
+        self.step(0, _joined(self.known[0]))
+
+    def step(self, s: int, values: Sequence[Float32]) -> None:
+        """Emit block s; when it is not the last one, go on to the next."""
+        after, far = _Sum(), self.far
+        if s + 1 < BLOCKS:
+            if s:
+                self.known.append(_split(values))
+                after.add(_split(far.values()), self.inverted(s + 1), last=False)
+            after.add(self.known[s], self.beside(s + 1), last=True)
+        if s + 2 < BLOCKS:
+            self.far = _Sum()
+            for m in range(s + 1):
+                self.far.add(self.known[m], self.below(s + 2, m), last=m == s)
+        self.emit(self.warp + s, self.warp, values)
+        if not s and self.besides:
+            self.besides()
+        if s + 1 < BLOCKS:
+            w.when(self.warp < BLOCKS - 1 - s, lambda: self.step(s + 1, after.values()))
+
+    def inverted(self, s: int) -> list[list[Uint32]]:
+        return _halves(_diagonal(self.scratch, self.rows[s]) + self.turned, transposed=True)
+
+    def beside(self, s: int) -> list[list[Uint32]]:
+        row = self.rows[s]
+        return _halves(self.scratch + block_number(row, row - 1) * _BYTES + self.turned, transposed=True)
+
+    def below(self, s: int, m: int) -> list[list[Uint32]]:
+        return _halves(self.scratch + block_number(self.rows[s], self.warp + m) * _BYTES + self.natural)
 
 
 def _split(values: Sequence[Float32]) -> list[list[Uint32]]:

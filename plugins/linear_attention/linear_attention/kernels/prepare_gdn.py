@@ -7,22 +7,25 @@ Q (both 1 without l2norm), L_ij = beta_i nk_i nk_j S_ij below the diagonal, A = 
     T_ij = exp(G_i - G_j) A_ij beta_j        P_ij = scale nq_i nk_j exp(G_i - G_j) (q_i . k_j)        j <= i, else 0
     a_j = exp(G_j) nk_j     c_j = exp(G_C - G_j) nk_j     d_i = exp(G_i) scale nq_i     decay = exp(G_C)
 
-T and P are 64 x 64 of the io type, i the line (``tiles``); the vectors are fp32: a, c, d [64], decay, at 0, 256, 512, 768 bytes.
+T and P are 64 x 64 of ``layout.MMA``, i the line (``tiles``); the vectors are fp32: a, c, d [64], decay, at 0, 256, 512, 768 bytes.
 Rows and columns of tokens from ``valid`` on are 0, whatever K, Q, g and beta hold there.
 
-What is computed instead: A' = (I + L')^-1 with L'_ij = beta_i nk_i^2 S_ij, as A_ij = A'_ij nk_j / nk_i; only the row's own norm is needed before
-the inverse. With H = G - log nk, T_ij = exp(H_i - H_j) A'_ij beta_j and P_ij = scale nq_i exp(G_i - H_j) (q_i . k_j). All exponents are to
-base 2. Every warp sums all gates, two tokens a lane. A log decay counts as at least -128 (base 2), which is 0 in fp32: so G stays
-small, and the decays after a reset of the state keep their digits.
+What is computed instead: A' = (I + L')^-1 with L'_ij = exp(G_i - G_j) beta_i nk_i^2 S_ij, as then T_ij = A'_ij beta_j nk_j / nk_i: only the row's own
+norm is needed before the inverse, and none of the gates after it. exp(G_i - G_j) of blocks below the diagonal is the product of two
+factors, with the sum of the row block's first token between them. All exponents are to base 2. Every warp sums all gates, two tokens
+a lane. A log decay counts as at least -128 (base 2), which is 0 in fp32: so G stays small, and the decays after a reset of the state
+keep their digits.
+
+What rounding takes from T_ij is added to T_i+8,j, decayed: errors of rows whose sum cancels, cancel too. With 64 equal keys and beta 0.999 the
+error of O goes from 6e-3 to 3e-3 (model of the scan in fp64, with T in fp16).
 
     wgmma K K^T, Q K^T in flight   gates, G; squares of Q
     barrier                        scratch has been read, by the chunk before
-    K K^T                          warp r: rows 16r to 16r + 15 of nk, -L', H, beta, a, c, d to shared memory; its blocks of the inverse
+    K K^T                          warp r: rows 16r to 16r + 15 of a, c, d, of -L' to shared memory, nk; its blocks of the inverse
     barrier
     Q K^T                          warp c: rows 16c to 16c + 15 of P, columns 16c to 16c + 15 of A' and T; fence
 
-Warps have branches of their own, so that registers are indexed by constants. A warp issues 800 to 920 instructions a chunk, and 950 to
-1080 with l2norm and gates of logits (K = 128, sm_90a, 128 registers, nothing spilled). Imported by ``prefill``.
+All warps run one stream of instructions (``inverse.columns``): registers are chosen by selects, places by the warp. Imported by ``prefill``.
 """
 
 from __future__ import annotations
@@ -34,12 +37,13 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
+from ..layout import MMA
 from ..problem import CHUNK, Problem
 from . import scores, tiles
 from . import warp as w
 from .arguments import Args
 from .gates import Beta, Gate
-from .inverse import BLOCK, BLOCKS, columns, invert_diagonal, put_block, put_diagonal
+from .inverse import BLOCK, BLOCKS, columns, invert_diagonal, put_beside, put_diagonal, put_far
 from .inverse import SCRATCH_BYTES as INVERSE_BYTES
 
 __all__ = ["VECTORS", "PrepareGdn"]
@@ -47,9 +51,12 @@ __all__ = ["VECTORS", "PrepareGdn"]
 VECTORS = {"a": 0, "c": 256, "d": 512, "decay": 768}
 """Bytes from the vectors' place to each."""
 _LOG2_E = math.log2(math.e)
+_DIAGONAL = [
+    (n, h, e) for n, h in ((0, 0), (0, 1), (1, 1)) for e in range(2)
+]  # values of a diagonal block, but for the zeros above
 _SMALLEST = -128.0  # of a log decay, to base 2
 _NORM_EPSILON = 1e-6
-_H, _BETA = INVERSE_BYTES, INVERSE_BYTES + 4 * CHUNK  # places in scratch
+_NORMS, _INVERSES = INVERSE_BYTES, INVERSE_BYTES + 4 * CHUNK  # places in scratch: nk, 1 / nk
 _END = INVERSE_BYTES + 8 * CHUNK
 
 
@@ -62,12 +69,14 @@ class _Tokens(NamedTuple):
 
 
 class PrepareGdn:
-    """Of a problem with the variant gdn. ``scratch_bytes``: what ``run`` needs at ``scratch_addr``."""
+    """Of a problem with the variant gdn, whose ``io`` is the type of the K and Q tiles. ``summary``: without P and d; Q is not read.
+
+    ``scratch_bytes``: what ``run`` needs at ``scratch_addr``."""
 
     scratch_bytes = -(-_END // 1024) * 1024
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, *, summary: bool = False) -> None:
+        self.problem, self.summary = problem, summary
         self.gate, self.beta = Gate.of(problem), Beta.of(problem)
 
     def parameters(self, args: Args, head: Int32) -> tuple[Float32, Float32]:
@@ -111,21 +120,26 @@ class PrepareGdn:
         named_barrier                 a hardware barrier for this warpgroup alone
         """
         p = self.problem
-        # Opaque to the compiler, which would move the addresses of all branches out of the loop over chunks, and spill them.
+        # Opaque to the compiler, which would move the addresses out of the loop over chunks, and spill them.
         lane = w.asm("mov.b32 $0, $1;", [Int32], [thread % 32], effects=True)[0]
         warp = cute.arch.make_warp_uniform(thread // 32)
         kk = scores.issue(p.io, p.key, k_addr, k_addr)
-        qk = scores.issue(p.io, p.key, q_addr, k_addr)
+        qk = [] if self.summary else scores.issue(p.io, p.key, q_addr, k_addr)
         tokens = self._tokens(g, beta, amplitude, bias, valid, lane)
-        rows = _Rows(p, tokens, q_addr, warp, lane, valid)
-        tiles.wait(1)
+        rows = _Rows(p, tokens, 0 if self.summary else q_addr, warp, lane, valid)
+        stage = _Stage(p, scratch_addr, t_addr, p_addr, warp, lane, tokens, rows)
+        tiles.wait(int(not self.summary))
         kk = _cleaned(tiles.landed(kk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
-        stage = _Stage(p, scratch_addr, t_addr, p_addr, vec_addr, lane, tokens, rows)
-        stage.begin(kk, warp, named_barrier)
-        tiles.wait(0)
-        stage.qk = _cleaned(tiles.landed(qk), rows.inside, valid)
-        columns(scratch_addr, warp, lane, stage.put_t, besides=stage.put_p)
+        stage.put_lower(kk)
+        stage.put_vectors(vec_addr, self.summary)
+        invert_diagonal(scratch_addr, warp, lane)
+        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
+        if not self.summary:
+            tiles.wait(0)
+            stage.qk = _cleaned(tiles.landed(qk), rows.inside, valid)
+        columns(scratch_addr, warp, lane, stage.put_t, besides=stage.put_rest)
+        w.when(valid < CHUNK, lambda: _clear(t_addr, valid, warp, lane))
 
     def _tokens(
         self, g: Sequence[Any], beta: Sequence[Any], amplitude: Float32, bias: Float32, valid: Int32, lane: Int32
@@ -151,7 +165,7 @@ def _cleaned(values: list[Float32], inside: list[Any], valid: Int32):
 
 
 def _zeroed(values: list[Float32], inside: list[Any]) -> list[Float32]:
-    """One piece of assembly, with a fence in it: see ``_Stage``."""
+    """One piece of assembly, with a fence in it: ptxas makes no predicated instructions of the branch."""
     count = len(values)
     lines = [f"setp.ne.b32 {name}, $i{i}, 0;" for i, name in enumerate("pq")]
     lines += [f"selp.f32 $r{i}, $r{i}, 0f00000000, {'pq'[i >> 1 & 1]};" for i in range(count)]
@@ -159,19 +173,27 @@ def _zeroed(values: list[Float32], inside: list[Any]) -> list[Float32]:
     return tiles.assembly(text, [Float32] * count, values, [Int32(x) for x in inside])
 
 
-class _Rows:
-    """Rows g and g + 8 of a warp, g = lane / 4: ``inside`` if they are tokens, sums of gates, log2 of what scales q (without its sign)."""
+@cute.jit
+def _clear(tile: Int32, first: Int32, warp: Int32, lane: Int32) -> None:
+    """Zeros in rows of a tile from ``first`` on, in the warp's 16 columns."""
+    cute.arch.sync_warp()
+    for row in cutlass.range(first + (lane >> 1), CHUNK, 16, unroll=1):
+        w.store_words(tile + row * 128 + (((2 * warp + (lane & 1)) ^ (row & 7)) << 4), [Uint32(0)] * 4)
+    tiles.fence_shared()
 
-    def __init__(self, p: Problem, tokens: _Tokens, q_addr: Int32, warp: Int32, lane: Int32, valid: Int32) -> None:
+
+class _Rows:
+    """Rows g and g + 8 of a warp, g = lane / 4: ``inside`` if they are tokens, sums of gates, betas, and what scales q (``q_addr`` 0: none)."""
+
+    def __init__(self, p: Problem, tokens: _Tokens, q_addr: Any, warp: Int32, lane: Int32, valid: Int32) -> None:
         rows = [BLOCK * warp + (lane >> 2) + 8 * half for half in range(2)]
         self.inside = [row < valid for row in rows]
-        self.rows, self.sums = rows, _of_rows(tokens.sums, rows)
-        scale = Float32(math.log2(abs(p.scale)) if p.scale else -math.inf)
-        self.scales = [scale, scale]
-        if p.l2norm:
+        self.sums, self.betas = _of_rows(tokens.sums, rows), _of_rows(tokens.betas, rows)
+        self.scales = [Float32(p.scale)] * 2
+        if p.l2norm and not isinstance(q_addr, int):
             squares = scores.squares(p.io, p.key, q_addr, warp, lane)
-            logs = [scale - Float32(0.5) * w.log2(x + Float32(_NORM_EPSILON)) for x in squares]
-            self.scales = [w.chosen(x, y, Float32(0.0)) for x, y in zip(self.inside, logs, strict=True)]
+            scales = [Float32(p.scale) * w.rsqrt(x + Float32(_NORM_EPSILON)) for x in squares]
+            self.scales = [w.chosen(x, y, Float32(0.0)) for x, y in zip(self.inside, scales, strict=True)]
 
 
 def _of_rows(pair: Sequence[Float32], rows: Sequence[Int32]) -> list[Float32]:
@@ -184,10 +206,10 @@ def _of_rows(pair: Sequence[Float32], rows: Sequence[Int32]) -> list[Float32]:
 
 
 class _Stage:
-    """What the warps do in straight code, each its own. ``qk`` is set when it is there.
+    """From products to matrices. ``qk`` is set when it is there.
 
-    In each of the four branches is a shuffle or a fence: without one, ptxas makes predicated instructions of the branches, and all warps
-    issue those of all four (seen with 13.0 and branches of 400 instructions).
+    exp(G_i - G_j) is ``rows[h] * columns(m)[n][e]`` in blocks (warp, m), m < warp, and ``decays[n, h, e]`` in the block on the diagonal, above
+    which it may be anything.
     """
 
     def __init__(
@@ -196,132 +218,162 @@ class _Stage:
         scratch: Int32,
         t_addr: Int32,
         p_addr: Int32,
-        vec_addr: Int32,
+        warp: Int32,
         lane: Int32,
         tokens: _Tokens,
         rows: _Rows,
     ) -> None:
-        self.problem, self.scratch, self.vectors, self.lane = p, scratch, vec_addr, lane
-        self.tokens, self.rows = tokens, rows
+        self.problem, self.scratch, self.warp, self.lane, self.tokens, self.of_rows = (
+            p,
+            scratch,
+            warp,
+            lane,
+            tokens,
+            rows,
+        )
         # stmatrix: lanes have the lines of matrices (rows 0-7, 8-15) x (columns 0-7, 8-15); of T, they are (columns) x (rows).
-        self.t_line = t_addr + (lane % 8 + 8 * (lane >> 4)) * 128
-        self.t_piece = (lane >> 3 & 1) ^ (lane % 8)
-        self.p_line = p_addr + lane % 16 * 128
+        self.t_place = t_addr + (lane % 8 + 8 * (lane >> 4)) * 128 + (((lane >> 3 & 1) ^ (lane % 8) ^ (2 * warp)) << 4)
+        self.p_line = p_addr + (lane % 16 + BLOCK * warp) * 128
         self.p_piece = (lane >> 4) ^ (lane % 8)
         self.qk: Sequence[Float32] = ()
-        self.factors: dict[int, tuple[list[Float32], ...]] = {}
+        self.lost: list[Any] = [None, None]
+        self.faded = [w.exp2(x - cute.arch.shuffle_sync_up(x, 4)) for x in tokens.sums]  # in 8 tokens
+        self.norms: list[Float32] = []
+        anchor = w.shuffled(tokens.sums[0], 8 * warp)  # of the row block's first token
+        self.rows = [w.exp2(x - anchor) for x in rows.sums]
+        self.behind = [w.exp2(anchor - x) for x in tokens.sums]  # of use in tokens before the row block
+        sums = self.spread(tokens.sums, warp)
+        self.decays = {(n, h, e): w.exp2(rows.sums[h] - sums[n][e]) for n, h, e in _DIAGONAL}
 
-    def t_place(self, r: int, c: int) -> Any:
-        return self.t_line + (r * BLOCK * 128) + ((self.t_piece ^ (2 * c)) << 4)
+    def spread(self, pair: Sequence[Float32], block: Any) -> list[list[Float32]]:
+        """What the lanes hold of tokens 2 lane and 2 lane + 1, of tokens 16 block + 8 n + 2 t + e: [n][e]."""
+        source = 8 * block + (self.lane & 3)
+        return [[w.shuffled(x, source + 4 * n) for x in pair] for n in range(2)]
 
-    def p_place(self, r: int, c: int) -> Any:
-        return self.p_line + (r * BLOCK * 128) + ((self.p_piece ^ (2 * c)) << 4)
+    def columns(self, block: Any) -> list[list[Float32]]:
+        return self.spread(self.behind, block)
 
-    @cute.jit
-    def begin(self, kk: list[Float32], warp: Int32, named_barrier: Any):
-        """From K K^T to what the inverse reads, and the vectors; ends with the meeting at the barrier."""
-        for row in cutlass.range_constexpr(BLOCKS):
-            if warp == row:
-                self.put_row(kk, row)
-                cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
+    def own(self, values: Sequence[Float32], before: int = 0) -> list[Float32]:
+        """Block (warp, warp - ``before``) of a product; of warps that have none, another one."""
+        blocks = [values[8 * m : 8 * m + 8] for m in range(BLOCKS)]
+        found = blocks[0]
+        for m in range(1, BLOCKS - before):
+            found = [w.chosen(self.warp == m + before, x, y) for x, y in zip(blocks[m], found, strict=True)]
+        return list(found)
 
-    def put_row(self, kk: Sequence[Float32], row: int) -> None:
-        rows, lane = self.rows, self.lane
-        betas = _of_rows(self.tokens.betas, rows.rows)
-        norms, scale = [Float32(0.0)] * 2, [-beta for beta in betas]
+    def scaled(self, block: Sequence[Float32], rows: Sequence[Float32], columns: Any) -> list[Float32]:
+        return [
+            block[4 * n + 2 * h + e] * (rows[h] * columns[n][e]) for n in range(2) for h in range(2) for e in range(2)
+        ]
+
+    def on_diagonal(self, block: Sequence[Float32], rows: Sequence[Float32]) -> list[Float32]:
+        """But for the 8 x 8 matrices on the diagonal, whose upper parts may be anything."""
+        zeros = [Float32(0.0)] * 8
+        for n, h, e in _DIAGONAL:
+            zeros[4 * n + 2 * h + e] = block[4 * n + 2 * h + e] * (self.decays[n, h, e] * rows[h])
+        return zeros
+
+    def put_lower(self, kk: Sequence[Float32]) -> None:
+        """From K K^T to what the inverse reads."""
+        warp, lane = self.warp, self.lane
+        own, scales = self.own(kk), [-beta for beta in self.of_rows.betas]
         if self.problem.l2norm:
             # Of the 8 x 8 matrix (half, half) of the diagonal block.
-            squares = scores.diagonal([kk[8 * row + 6 * half : 8 * row + 6 * half + 2] for half in range(2)], lane)
-            squares = [x + Float32(_NORM_EPSILON) for x in squares]
-            norms = [Float32(-0.5) * w.log2(x) for x in squares]
-            scale = [x * w.reciprocal(y) for x, y in zip(scale, squares, strict=True)]
-        for column in range(row + 1):
-            values = [x * scale[i >> 1 & 1] for i, x in enumerate(kk[8 * column : 8 * column + 8])]
-            if column < row:
-                put_block(self.scratch, row, column, values, lane)
-            else:
-                put_diagonal(self.scratch, row, values, lane)
-        self.put_vectors(betas, norms, row)
-        invert_diagonal(self.scratch, row, lane)
+            squares = [x + Float32(_NORM_EPSILON) for x in scores.diagonal([own[:2], own[6:]], lane)]
+            self.norms = [w.rsqrt(x) for x in squares]
+            scales = [x * (y * y) for x, y in zip(scales, self.norms, strict=True)]
+            inverses = [x * y for x, y in zip(squares, self.norms, strict=True)]
+            odd, second = (lane & 1) == 1, (lane & 2) == 2
+            norm, inverse = (w.chosen(odd, x[1], x[0]) for x in (self.norms, inverses))
+            place = self.scratch + _NORMS + self.row_place() + w.chosen(second, Int32(_INVERSES - _NORMS), Int32(0))
+            w.store_words(place, [w.chosen(second, inverse, norm)])
+        put_diagonal(self.scratch, warp, self.on_diagonal(own, scales), lane)
+        rows = [x * y for x, y in zip(scales, self.rows, strict=True)]
 
-    def put_vectors(self, betas: Sequence[Float32], norms: Sequence[Float32], row: int) -> None:
-        """Of the warp's rows: lanes of even t have row g, those of odd t row g + 8. ``norms``: log2 nk."""
-        rows, lane, last = self.rows, self.lane, self.tokens.total
-        odd = (lane & 1) == 1
-        pairs = norms, betas, rows.sums, rows.scales, rows.inside
-        norm, beta, total, scale, inside = (w.chosen(odd, pair[1], pair[0]) for pair in pairs)
-        place = (lane >> 2) * 4 + (lane & 1) * 32 + 4 * BLOCK * row
-        w.store_words(self.scratch + _H + place, [total - norm])
-        w.store_words(self.scratch + _BETA + place, [beta])
-        vectors = self.vectors + place
-        for name, exponent in (("a", total + norm), ("c", last - total + norm), ("d", total + scale)):
-            value = w.exp2(exponent)
-            if name == "d" and self.problem.scale < 0:
-                value = -value
-            w.store_words(vectors + VECTORS[name], [w.chosen(inside, value, Float32(0.0))])
-        if row == 0:
-            w.store_words(self.vectors + VECTORS["decay"], [w.exp2(last)])  # all lanes, the same value
+        def beside() -> None:
+            put_beside(self.scratch, warp, self.scaled(self.own(kk, 1), rows, self.columns(warp - 1)), lane)
 
-    def h_of(self, block: int, half: int) -> list[Float32]:
-        """H of tokens 2t and 2t + 1 of eight."""
-        return w.load_words(self.scratch + (self.lane & 3) * 8 + (_H + 4 * (BLOCK * block + 8 * half)), 2)
+        def far(m: int) -> None:
+            put_far(self.scratch, warp, m, self.scaled(kk[8 * m : 8 * m + 8], rows, self.columns(m)), lane)
 
-    def put_t(self, r: int, c: int, values: Sequence[Float32]) -> None:
-        """Block (r, c) of T from that of A' transposed: of rows j = 16c + g + 8h and columns i."""
-        lower = (self.lane & 3) * 2 - (self.lane >> 2)  # i - j in the 8 x 8 matrices on the diagonal
-        if r == c:
-            place = self.scratch + (self.lane >> 2) * 4 + 4 * BLOCK * c
-            h, beta = ([w.load_words(place + (at + 32 * i), 1)[0] for i in range(2)] for at in (_H, _BETA))
-            # The first token behind the columns': below the diagonal blocks, exp(H_i - H_j) is the product of two such factors.
-            anchor = w.load_words(self.scratch + (_H + 4 * BLOCK * (c + 1)), 1)[0] if c + 1 < BLOCKS else None
-            below = [] if anchor is None else [w.exp2(anchor - x) * y for x, y in zip(h, beta, strict=True)]
-            self.factors[c] = h, beta, below, [anchor]
-        h, beta, below, (anchor,) = self.factors[c]
-        words = []
+        w.when(warp > 0, beside)
+        for m in range(BLOCKS - 2):
+            w.when(warp > m + 1, lambda m=m: far(m))
+
+    def row_place(self) -> Int32:
+        """Bytes to the lane's row in a vector: row g of the warp's rows in lanes of even t, g + 8 in the others."""
+        return (self.lane >> 2) * 4 + (self.lane & 1) * 32 + 4 * BLOCK * self.warp
+
+    def put_vectors(self, vectors: Int32, summary: bool) -> None:
+        """Of the warp's rows: a and d by lanes with t < 2, c by the others."""
+        rows, lane, last = self.of_rows, self.lane, self.tokens.total
+        odd, second = (lane & 1) == 1, (lane & 2) == 2
+        total, scale, inside = (w.chosen(odd, x[1], x[0]) for x in (rows.sums, rows.scales, rows.inside))
+        value = w.exp2(w.chosen(second, last - total, total))
+        value = w.chosen(inside, value, Float32(0.0))
+        place = vectors + self.row_place()
+        norm = w.chosen(odd, self.norms[1], self.norms[0]) if self.norms else None
+        at = w.chosen(second, Int32(VECTORS["c"]), Int32(VECTORS["a"]))
+        w.store_words(place + at, [value if norm is None else value * norm])
+        if not summary:
+            w.when((lane & 2) == 0, lambda: w.store_words(place + VECTORS["d"], [value * scale]))
+        w.when((self.warp == 0) & (lane == 0), lambda: w.store_words(vectors + VECTORS["decay"], [w.exp2(last)]))
+
+    def put_t(self, r: Int32, c: Int32, values: Sequence[Float32]) -> None:
+        """Block (r, c) of T from that of A' transposed: of rows j = 16c + g + 8h and columns i. In increasing order of r."""
+        factors, inverses = self.of_rows.betas, None
+        if self.problem.l2norm:
+            factors = [x * y for x, y in zip(factors, self.norms, strict=True)]
+            inverses = self.load_columns(_INVERSES, r)
+        words, faded = [], self.spread(self.faded, r)
         for n in range(2):
-            h_rows = self.h_of(r, n)
-            if r > c:
-                factors = [w.exp2(x - anchor) for x in h_rows]
-            for half in range(2):
-                pair = []
-                for e in range(2):
-                    value = values[4 * n + 2 * half + e]
-                    if r > c:
-                        pair.append(value * factors[e] * below[half])
-                    elif n < half:
-                        pair.append(Float32(0.0))
-                    else:
-                        exponent = h_rows[e] - h[half]
-                        if n == half:  # A' is 0 above the diagonal, where the exponent may be anything
-                            exponent = w.chosen(lower >= -e, exponent, Float32(_SMALLEST))
-                        pair.append(value * (w.exp2(exponent) * beta[half]))
-                words.append(w.pack(self.problem.io, *pair))
-        w.store_matrices(self.t_place(r, c), words, transposed=True)
+            for h in range(2):
+                pair = values[4 * n + 2 * h : 4 * n + 2 * h + 2]
+                if inverses:
+                    pair = [x * y for x, y in zip(pair, inverses[n], strict=True)]
+                pair = [x * factors[h] for x in pair]
+                if self.lost[h]:
+                    pair = [x + y * z for x, y, z in zip(pair, self.lost[h], faded[n], strict=True)]
+                words.append(w.pack(MMA, *pair))
+                self.lost[h] = [x - y for x, y in zip(pair, w.halves(words[-1]), strict=True)]
+        w.store_matrices(self.t_place + r * (BLOCK * 128), words, transposed=True)
 
-    def put_p(self, row: int) -> None:
+    def load_columns(self, vector: int, block: Any) -> list[list[Float32]]:
+        place = self.scratch + vector + block * (4 * BLOCK) + (self.lane & 3) * 8
+        return [w.load_words(place + 32 * n, 2) for n in range(2)]
+
+    def put_rest(self) -> None:
         """The warp's rows of P, and the zeros above its columns of T."""
-        zeros = [Uint32(0)] * 4
-        for other in range(BLOCKS):
-            if other < row:
-                w.store_words(self.t_place(other, row), zeros)
-            if other > row:
-                w.store_words(self.p_place(row, other), zeros)
-        lower = (self.lane >> 2) - (self.lane & 3) * 2  # i - j in the 8 x 8 matrices on the diagonal
-        logs = [x + y for x, y in zip(self.rows.sums, self.rows.scales, strict=True)]
-        for column in range(row + 1):
-            words = []
-            for n in range(2):
-                h = self.h_of(column, n)
-                for half in range(2):
-                    pair = []
-                    for e in range(2):
-                        if column == row and n > half:
-                            pair.append(Float32(0.0))
-                            continue
-                        value = self.qk[4 * (2 * column + n) + 2 * half + e]
-                        value = (-value if self.problem.scale < 0 else value) * w.exp2(logs[half] - h[e])
-                        if column == row and n == half:
-                            value = w.chosen(lower >= e, value, Float32(0.0))
-                        pair.append(value)
-                    words.append(w.pack(self.problem.io, *pair))
-            w.store_matrices(self.p_place(row, column), words)
+        zeros, warp = [Uint32(0)] * 4, self.warp
+        scales = self.of_rows.scales
+        if self.qk:
+            values = self.on_diagonal(self.own(self.qk), scales)
+            lower = (self.lane >> 2) - (self.lane & 3) * 2  # i - j in the 8 x 8 matrices on the diagonal
+            for i in (0, 1, 6, 7):
+                values[i] = w.chosen(lower >= i % 2, values[i], Float32(0.0))
+            if self.problem.l2norm:
+                norms = self.load_columns(_NORMS, warp)
+                values = [x * norms[i // 4][i % 2] for i, x in enumerate(values)]
+            self.store_p(warp, values)
+        rows = [x * y for x, y in zip(scales, self.rows, strict=True)]
+
+        def before(m: int) -> None:
+            w.store_words(self.t_place + m * (BLOCK * 128), zeros)
+            if self.qk:
+                columns = self.columns(m)
+                if self.problem.l2norm:
+                    norms = self.load_columns(_NORMS, m)
+                    columns = [[x * y for x, y in zip(*pair, strict=True)] for pair in zip(columns, norms, strict=True)]
+                self.store_p(m, self.scaled(self.qk[8 * m : 8 * m + 8], rows, columns))
+
+        for m in range(BLOCKS - 1):
+            w.when(warp > m, lambda m=m: before(m))
+            if self.qk:
+                w.when(warp <= m, lambda m=m: w.store_words(self.p_place(m + 1), zeros))
+
+    def p_place(self, column: Any) -> Any:
+        return self.p_line + ((self.p_piece ^ (2 * column)) << 4)
+
+    def store_p(self, column: Any, values: Sequence[Float32]) -> None:
+        words = [w.pack(MMA, *values[i : i + 2]) for i in range(0, 8, 2)]
+        w.store_matrices(self.p_place(column), words)

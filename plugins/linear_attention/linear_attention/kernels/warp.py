@@ -8,7 +8,7 @@ column 8n + 2t + e. Packed to 4 words it is the A operand of the next product, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cutlass
@@ -20,6 +20,7 @@ __all__ = [
     "asm",
     "chosen",
     "exp2",
+    "halves",
     "joined",
     "load_matrices",
     "load_words",
@@ -28,10 +29,12 @@ __all__ = [
     "pack",
     "prefix_sum",
     "reciprocal",
+    "rsqrt",
     "shuffled",
     "split",
     "store_matrices",
     "store_words",
+    "when",
 ]
 
 _CLASS = {"f32": "f", "i32": "r", "i16": "h", "i64": "l"}
@@ -123,6 +126,14 @@ def joined(first: Uint32, rest: Uint32) -> tuple[Float32, Float32]:
     return _float(first << 16) + _float(rest << 16), _float(first & mask) + _float(rest & mask)
 
 
+def halves(word: Uint32) -> list[Float32]:
+    """The two values of a word of float16."""
+    return [
+        asm(f"{{ .reg .b16 l, h; mov.b32 {{l, h}}, $1; cvt.f32.f16 $0, {half}; }}", [Float32], [word])[0]
+        for half in "lh"
+    ]
+
+
 def _float(bits: Uint32) -> Float32:
     return Float32(llvm.bitcast(Float32.mlir_type, bits.ir_value()))
 
@@ -130,6 +141,21 @@ def _float(bits: Uint32) -> Float32:
 def chosen(condition: Boolean, a: Any, b: Any) -> Any:
     """``a`` where the condition holds, else ``b``: NaN in the other one does no harm."""
     return cutlass.select_(condition, a, b)
+
+
+def when(condition: Any, body: Callable[[], None]) -> None:
+    """``body`` under a branch. What it makes is not to be used behind it."""
+    _Body(body).run(condition)
+
+
+class _Body:
+    def __init__(self, body: Callable[[], None]) -> None:
+        self.body = body
+
+    @cute.jit
+    def run(self, condition: Any) -> None:
+        if condition:
+            self.body()
 
 
 def shuffled(value: Any, lane: Any) -> Any:
@@ -150,6 +176,11 @@ def log2(x: Float32) -> Float32:
 def reciprocal(x: Float32) -> Float32:
     """1 / x. Relative error 2^-23 (PTX ISA, rcp)."""
     return asm("rcp.approx.ftz.f32 $0, $1;", [Float32], [x])[0]
+
+
+def rsqrt(x: Float32) -> Float32:
+    """1 / sqrt(x). Relative error 2^-22 (PTX ISA, rsqrt)."""
+    return asm("rsqrt.approx.ftz.f32 $0, $1;", [Float32], [x])[0]
 
 
 def prefix_sum(x: Float32) -> Float32:
