@@ -179,20 +179,20 @@ def diagonal_scores(
         tokens.widen(quad, 2)
         if quad == 0:
             tokens.park(0, QUAD)
-    first, second = _products((address, panel), (beside.fragment, beside.panel), steps=steps)
+    found = _products((address, panel), (beside.fragment, beside.panel), steps=steps)
     cute.arch.sync_warp()  # all lanes have read the lines
     _put(tokens, 0, QUAD, behind_k)
     tokens.widen(0, QUAD)
     tokens.park(QUAD, GROUP)
-    (third,) = _products((address, panel), steps=steps)
+    found += _products((address, panel), steps=steps)
     lane = cute.arch.lane_idx()
     row, column = lane // 4, lane % 4 * 2
     apart = [row ^ column, row ^ (column + 1)]
     scores = [select(x == 0, diagonal, Float32(0.0)) for x in apart] + [Float32(0.0)] * 2
     # Above the diagonal there is no level.
     apart = [select(column + i < row, x, Int32(0)) for i, x in enumerate(apart)]
-    for level, found in ((1, first), (2, second), (4, third)):
-        scores = [select(apart[i % 2] >= level, found[i], scores[i]) for i in range(4)]
+    for level, sums in zip((1, 2, 4), found, strict=True):
+        scores = [select(apart[i % 2] >= level, sums[i], scores[i]) for i in range(4)]
     cute.arch.sync_warp()
     return Scores(scores[:2], scores[2:])
 

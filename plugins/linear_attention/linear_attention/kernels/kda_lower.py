@@ -1,4 +1,4 @@
-"""M on its way to T: blocks of 8 x 8 scores into the scratch of ``inverse``, and its columns into the tile of T. Imported by ``prepare_kda``.
+"""M on its way to T: blocks of 8 x 8 scores into the scratch of ``inverse``, and its columns into T. Imported by ``prepare_kda``.
 
 The scratch holds N = -M in the format that ``inverse`` states: blocks of 16 x 16, those below the diagonal as two halves of bf16, those
 on it in float32.
@@ -7,13 +7,14 @@ on it in float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, cute
 
 from .diagonal import GROUP, LINE
-from .inverse import BLOCK, block_number, unit_lower_inverse
-from .kda_words import load_floats, store_floats, store_words
+from .inverse import BLOCK, BLOCKS, block_number, unit_lower_inverse
+from .kda_words import load_floats, load_words, store_floats, store_memory, store_words
 from .warp import pack, split, store_matrices
 
 __all__ = ["put_lower", "write_t"]
@@ -41,9 +42,15 @@ def put_lower(scratch: Int32, group: Int32, column: Int32, pair: Sequence[Float3
         store_words(address + _REST, [Int32(rest)])
 
 
-def write_t(io: str, scratch: Int32, tile: Int32, beta: Int32, thread: Int32, named_barrier: int) -> None:
-    """T_ij = A_ij beta_j to the tile at ``tile``; ``beta``: address of 64 float32. By a warpgroup."""
-    lane, warp = thread % 32, thread // 32
+def write_t(
+    io: str, scratch: Int32, tile: Int32, target: Int64, beta: Int32, thread: Int32, named_barrier: int
+) -> None:
+    """T_ij = A_ij beta_j to ``target`` in memory, by way of the tile at ``tile``; ``beta``: address of 64 float32. By a warpgroup.
+
+    A warp makes two pieces of every line and stores them itself: shared memory is free as soon as they have been read. A bulk copy keeps
+    it longer, 1,800 cycles in a full GPU.
+    """
+    lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
     matrix, line = lane // 8, lane % 8
     clear_above(tile, lane, warp)
 
@@ -58,11 +65,19 @@ def write_t(io: str, scratch: Int32, tile: Int32, beta: Int32, thread: Int32, na
         store_matrices(tile + (BLOCK * r + matrix // 2 * 8 + line) * LINE + (piece << 4), words, transposed=True)
 
     unit_lower_inverse(scratch, thread, named_barrier, emit)
+    cute.arch.sync_warp()
+    pieces = [piece_of(block, lane, warp) for block in range(BLOCKS)]
+    for place, words in [(place, load_words(tile + place, 4)) for place in pieces]:
+        store_memory(target + place, words)
 
 
 @cute.jit
 def clear_above(tile: Int32, lane: Int32, warp: Int32) -> None:
     """Zeros of T in the blocks above the diagonal: the warp's columns."""
     for block in cutlass.range(warp):
-        row = block * BLOCK + lane // 2
-        store_words(tile + row * LINE + (((2 * warp + lane % 2) ^ (row % 8)) << 4), [Int32(0)] * 4)
+        store_words(tile + piece_of(block, lane, warp), [Int32(0)] * 4)
+
+
+def piece_of(block: Any, lane: Int32, warp: Int32) -> Int32:
+    """Where this lane's piece of columns 16 ``warp`` and on lies in a tile: in one of 16 lines of ``block``."""
+    return (block * BLOCK + lane // 2) * LINE + (((2 * warp + lane % 2) ^ (lane // 2 % 8)) << 4)

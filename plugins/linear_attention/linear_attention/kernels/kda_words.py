@@ -15,7 +15,7 @@ from .tiles import assembly, packed
 
 __all__ = [
     "copies_done", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiply_add", "pack",
-    "select", "store_floats", "store_words",
+    "prefetch", "select", "store_floats", "store_memory", "store_words",
 ]  # fmt: skip
 
 _SHORT = {"bfloat16": "bf16", "float16": "f16"}
@@ -73,6 +73,16 @@ def store_floats(address: Int32, values: Sequence[Float32]) -> None:
 def store_words(address: Int32, words: Sequence[Int32]) -> None:
     """1, 2 or 4 words to shared memory in one access."""
     _store("b32", address, words)
+
+
+def store_memory(address: Int64, words: Sequence[Int32]) -> None:
+    """4 words to global memory."""
+    assembly("st.global.v4.b32 [$i0], {$i1, $i2, $i3, $i4};", inputs=[address, *words], memory=True)
+
+
+def prefetch(address: Int64, size: Int32) -> None:
+    """Bring bytes of global memory to the L2 cache; both are multiples of 16."""
+    assembly("cp.async.bulk.prefetch.L2.global [$i0], $i1;", inputs=[address, size], memory=True)
 
 
 def _load_matrices(address: Int32) -> list[Int32]:

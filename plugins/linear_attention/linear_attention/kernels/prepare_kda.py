@@ -12,6 +12,8 @@ inside a warp, in its lines of the tiles of K~ and Q~, then with a barrier of th
                                                        | K~ and Q~ to theirs
     the inverse of I + M, and T, by warps 0 to 3       | the record but for T goes to memory
 
+The last chunks come first: the scan begins with the first ones, which are then in the L2 cache.
+
 Operands have the norms and the scale in them and are rounded once, to ``layout.MMA``; beta is a float32 factor of the scores.
 
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
@@ -51,6 +53,7 @@ from .kda_words import (
     load_words,
     multiply_add,
     pack,
+    prefetch,
     select,
     store_floats,
     store_words,
@@ -63,7 +66,7 @@ WARPS = 8
 THREADS = 32 * WARPS
 EPSILON = 1e-6
 ALIGNMENT = 1024
-INVERSE_BARRIER, T_BARRIER = 1, 2  # hardware barriers; 0 is the CTA's
+INVERSE_BARRIER = 1  # a hardware barrier; 0 is the CTA's
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -98,6 +101,7 @@ class PrepareKda:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.io = problem, problem.io
         self.channels = problem.key // 32  # of a lane
+        self.resident = 2 if problem.key == 128 else 3  # CTAs of an SM
         self.words = self.channels // 2
         self.steps = problem.key // 16
         self.panel = CHUNK * LINE
@@ -114,7 +118,7 @@ class PrepareKda:
         self.kernel(args._replace(v=None, o=None, initial_state=None, final_state=None, state_indices=None)).launch(
             grid=[cutlass.max(slots * self.problem.heads, 1), 1, 1],
             block=[THREADS, 1, 1],
-            min_blocks_per_mp=2 if self.problem.key == 128 else 3,
+            min_blocks_per_mp=self.resident,
             preferred_smem_carveout=100,  # else the compiler asks the driver for it
             use_pdl=True,  # every access to memory comes after griddepcontrol.wait
             stream=stream,
@@ -127,6 +131,7 @@ class PrepareKda:
         index, _, _ = cute.arch.block_idx()
         slot = index // heads
         head = index - slot * heads
+        slot = cute.arch.grid_dim()[0] // heads - 1 - slot
         smem = SmemAllocator().allocate(self.shared_bytes, ALIGNMENT)
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
@@ -154,6 +159,7 @@ class PrepareKda:
         self.put_total(at, warp, total)
         self.write_level(tokens, warp & 1, Int32(0), behind_k, [], [])
         cute.arch.sync_threads()
+        self.prefetch_next(args, first, slot, head, warp)
         self.clear_above(at, warp)
         self.put_scores(at, scores, warp, warp)
         self.level_8(at, warp)
@@ -177,11 +183,7 @@ class PrepareKda:
         record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
         layout, thread = self.layout, cute.arch.thread_idx()[0]
         if warp < 4:
-            write_t(MMA, at.lower, at.t, at.beta, thread, INVERSE_BARRIER)
-            fence_shared()
-            cute.arch.barrier(barrier_id=T_BARRIER, number_of_threads=THREADS // 2)
-            if thread == 0:
-                send(smem, record, (layout.t, layout.p))
+            write_t(MMA, at.lower, at.t, record + layout.t, at.beta, thread, INVERSE_BARRIER)
         else:
             if thread == THREADS // 2:
                 send(smem, record, (layout.k_in, layout.t), (layout.p, layout.used))
@@ -232,6 +234,30 @@ class PrepareKda:
                     lines = (piece // 8) * CHUNK + warp * GROUP + token
                     target = tile + lines * LINE + (((piece % 8) ^ token) << 4)
                 copy_async(target, source + i * stride, Boolean(warp * GROUP + token < valid))
+
+    @cute.jit
+    def prefetch_next(self, args: Args, first: Int32, slot: Int32, head: Int32, warp: Int32):
+        """Bring a later CTA's q, k and g to the L2 cache: of the one that takes this one's place on the SM, if all tokens are of one sequence."""
+        p = self.problem
+        ahead = (args.sms * self.resident + head) // p.heads
+        other, head = slot - ahead, (args.sms * self.resident + head) - ahead * p.heads
+        lane = cute.arch.lane_idx()
+        token = cutlass.max(first - ahead * CHUNK, 0) + warp * GROUP + lane % GROUP
+        if (other >= 0) & (lane < 3 * GROUP):
+            token = cutlass.min(token, args.tokens - 1)
+            places = [
+                tensor.iterator.toint()
+                + Int64(token) * (Int64(tensor.stride[0]) * _BYTES[dtype])
+                + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * _BYTES[dtype])
+                for tensor, dtype, heads in (
+                    (args.k, p.io, p.heads_k),
+                    (args.q, p.io, p.heads_q),
+                    (args.g, p.gate_dtype, p.heads),
+                )
+            ]
+            size = p.key * _BYTES[p.io], p.key * _BYTES[p.gate_dtype]
+            place = select(lane < GROUP, places[0], select(lane < 2 * GROUP, places[1], places[2]))
+            prefetch(place, select(lane < 2 * GROUP, Int32(size[0]), Int32(size[1])))
 
     def gates(self, at: Places, warp: Int32, token: int) -> list[Any]:
         """This lane's channels of g of a token."""
