@@ -141,7 +141,6 @@ def raw_scores(io: str, address: Int32, panel: int, steps: int, norms: bool) -> 
     """Products of a token's q and k as they lie in the tiles, of token lane / 4: q k, and with ``norms`` q q and k k. Right in lanes
     where lane % 4 = lane / 8."""
     cute.arch.sync_warp()
-    # Sums of the channels of either half of a step: products wait for half as many before them.
     found, squares = ([[Float32(0.0)] * 4 for _ in range(2)] for _ in range(2))
     for step in range(steps):
         a = load_rows(address, step, panel)
@@ -208,11 +207,12 @@ def _put(tokens: Tokens, first: int, size: int, behind_k: Int32) -> None:
 def _products(*fragments: tuple[Int32, int], steps: int) -> list[list[Any]]:
     """Rows of Q and of K times K, for every A fragment (address, bytes of a panel)."""
     cute.arch.sync_warp()
-    found = [[Float32(0.0)] * 4 for _ in fragments]
+    # Sums of the channels of either half of a step: products wait for half as many before them.
+    found = [[[Float32(0.0)] * 4 for _ in range(2)] for _ in fragments]
     for step in range(steps):
-        for i, (address, panel) in enumerate(fragments):
+        for sums, (address, panel) in zip(found, fragments, strict=True):
             a = load_rows(address, step, panel)
             # An 8 x 8 matrix lies in a B fragment as in an A fragment. With 8 channels a product B is one register, wherever it is.
-            for half in (0, 2):
-                found[i] = multiply_add(MMA, found[i], a[half : half + 2], [a[half + 1]])
-    return found
+            for half in range(2):
+                sums[half] = multiply_add(MMA, sums[half], a[2 * half : 2 * half + 2], [a[2 * half + 1]])
+    return [[x + y for x, y in zip(*sums, strict=True)] for sums in found]

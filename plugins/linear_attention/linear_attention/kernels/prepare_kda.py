@@ -9,8 +9,8 @@ inside a warp, in its lines of the tiles of K~ and Q~, then with a barrier of th
     products of level 8, from the tiles of K~ and Q~   | level 16's operands to the tile of K- and to free lines of Q~
     level 16                                           | level 32's to the tile of K~ and to level 8's lines of Q~
     level 32                                           | K- to its tile
-                                                       | K~ and Q~ to theirs
-    the inverse of I + M, and T, by warps 0 to 3       | the record but for T goes to memory
+    K-, P to memory; K~ and Q~ to their tiles          |
+    the inverse of I + M, and T, by warps 0 to 3       | K~ and Q~ to memory, by a thread of the others
 
 The last chunks come first: the scan begins with the first ones, which are then in the L2 cache.
 
@@ -66,7 +66,7 @@ WARPS = 8
 THREADS = 32 * WARPS
 EPSILON = 1e-6
 ALIGNMENT = 1024
-INVERSE_BARRIER = 1  # a hardware barrier; 0 is the CTA's
+INVERSE_BARRIER, WRITTEN_BARRIER = 1, 2  # hardware barriers; 0 is the CTA's
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -174,19 +174,24 @@ class PrepareKda:
         self.level_32(at, warp)
         total, rows, columns = self.widen(at, warp, 4, total, rows, columns)
         tokens.put(tokens.columns, at.k_out - at.k_in, factors=columns)
-        cute.arch.sync_threads()
-        tokens.put(tokens.rows_k, Int32(0), factors=rows)
-        tokens.put(None, behind_k, factors=rows)
-        self.write_decay(at, warp, total)
         fence_shared()
         cute.arch.sync_threads()
         record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
         layout, thread = self.layout, cute.arch.thread_idx()[0]
+        if thread == THREADS // 2:
+            send(smem, record, (layout.k_out, layout.t), (layout.p, layout.decay))
+        tokens.put(tokens.rows_k, Int32(0), factors=rows)
+        tokens.put(None, behind_k, factors=rows)
+        self.write_decay(at, warp, total)
+        fence_shared()
         if warp < 4:
+            cute.arch.barrier_arrive(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
             write_t(MMA, at.lower, at.t, record + layout.t, at.beta, thread, INVERSE_BARRIER)
         else:
+            cute.arch.barrier(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
             if thread == THREADS // 2:
-                send(smem, record, (layout.k_in, layout.t), (layout.p, layout.used))
+                send(smem, record, (layout.k_in, layout.k_out), (layout.decay, layout.used))
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def places(self, smem: Int32) -> Places:
         layout = self.layout
@@ -388,41 +393,40 @@ class PrepareKda:
             rows = fragment_address(at.q_in, at.k_in, warp * GROUP)
             self.put_scores(at, self.products(rows, at.k_in, warp - 1), warp, warp - 1)
 
-    @cute.jit
-    def level_16(self, at: Places, warp: Int32):
-        """Rows of groups 2, 3, 6 and 7, columns of the two groups before them: by warps 0 to 3."""
-        if warp < 4:
-            group = warp + 2 + (warp & 2)
-            self.put_products(at, at.k_out, group, group & 4, 16)
+    def level_16(self, at: Places, warp: Int32) -> None:
+        """Rows of groups 2, 3, 6 and 7, columns of the two groups before them: each warp one of them."""
+        group = warp // 2 + 2 + (warp // 4) * 2
+        column = group & Int32(4) | warp % 2
+        self.put_scores(at, self.products(self.rows_address(at, at.k_out, group, 16), at.k_out, column), group, column)
 
     def level_32(self, at: Places, warp: Int32) -> None:
         """Rows of groups 4 to 7, columns of groups 0 to 3: each warp two of them."""
-        self.put_products(at, at.k_in, 4 + warp // 2, warp % 2 * 2, 32)
-
-    def put_products(self, at: Places, k_tile: Int32, group: Int32, column: Int32, level: int) -> None:
-        """Scores of ``group`` with group ``column`` and the next one."""
-        rows = self.rows_address(at, k_tile, group, level)
+        group, column = 4 + warp // 2, warp % 2 * 2
+        rows = self.rows_address(at, at.k_in, group, 32)
         lane = cute.arch.lane_idx()
         line = lane % 8
-        columns = k_tile + ((column + lane // 16) * GROUP + line) * LINE + (((lane // 8) % 2 ^ line) << 4)
-        sums = [[Float32(0.0)] * 4 for _ in range(2)]
+        columns = at.k_in + ((column + lane // 16) * GROUP + line) * LINE + (((lane // 8) % 2 ^ line) << 4)
+        sums = [[Float32(0.0)] * 4 for _ in range(4)]
         for step in range(self.steps):
             a, b = load_rows(rows, step, self.panel), load_columns(columns, step, self.panel)
-            sums = [multiply_add(MMA, sums[i], a, b[2 * i : 2 * i + 2]) for i in range(2)]
+            for i in range(2):
+                part = 2 * i + step % 2
+                sums[part] = multiply_add(MMA, sums[part], a, b[2 * i : 2 * i + 2])
         for i in range(2):
-            self.put_scores(at, Scores(sums[i][:2], sums[i][2:]), group, column + i)
+            self.put_scores(at, joined(*sums[2 * i : 2 * i + 2]), group, column + i)
 
     def products(self, rows: Int32, k_tile: Int32, column: Int32) -> Scores:
         """Of the fragments at ``rows`` with the rows of group ``column`` of a tile."""
         lane = cute.arch.lane_idx()
         line = lane % 8
         columns = k_tile + (column * GROUP + line) * LINE + ((lane // 8 ^ line) << 4)
-        sums = [Float32(0.0)] * 4
+        sums = [[Float32(0.0)] * 4 for _ in range(2)]
         for step in range(0, self.steps, 2):
             b = load_columns(columns, step, self.panel)
-            sums = multiply_add(MMA, sums, load_rows(rows, step, self.panel), b[:2])
-            sums = multiply_add(MMA, sums, load_rows(rows, step + 1, self.panel), b[2:])
-        return Scores(sums[:2], sums[2:])
+            for i in range(2):
+                a = load_rows(rows, step + i, self.panel)
+                sums[i] = multiply_add(MMA, sums[i], a, b[2 * i : 2 * i + 2])
+        return joined(*sums)
 
     def rows_address(self, at: Places, k_tile: Int32, group: Int32, level: int) -> Int32:
         """As ``fragment_address``: K rows of ``group``, Q rows where the level has them."""
@@ -451,7 +455,7 @@ class PrepareKda:
 
 
 def send(smem: Int32, record: Int64, *spans: tuple[int, int]) -> None:
-    """Spans of bytes of the record go to memory; wait until they have been read. By one thread."""
+    """Spans of bytes of the record go to memory. By one thread."""
     for start, stop in spans:
         assembly(
             f"cp.async.bulk.global.shared::cta.bulk_group [$i0], [$i1], {stop - start};",
@@ -459,7 +463,6 @@ def send(smem: Int32, record: Int64, *spans: tuple[int, int]) -> None:
             memory=True,
         )
     cute.arch.cp_async_bulk_commit_group()
-    cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 # A method call in a branch of the trace would make a value of the branch of its object.
@@ -470,6 +473,12 @@ def put_rows(tokens: Tokens, k_tile: Int32, q_tile: Int32, factors: list[Any]) -
 
 def put_columns(tokens: Tokens, k_tile: Int32, factors: list[Any]) -> None:
     tokens.put(tokens.columns, k_tile, factors=factors)
+
+
+def joined(a: list[Any], b: list[Any]) -> Scores:
+    """The sum of two products: each waits for half as many of its own."""
+    sums = [x + y for x, y in zip(a, b, strict=True)]
+    return Scores(sums[:2], sums[2:])
 
 
 def times(a: list[Any], b: list[Any]) -> list[Any]:
