@@ -218,12 +218,12 @@ class _Column:
         if s + 1 < BLOCKS:
             if s:
                 self.known.append(_split(values))
-                after.add(_split(far.values()), self.inverted(s + 1), last=False)
-            after.add(self.known[s], self.beside(s + 1), last=True)
+                after.add(_split(far.values()), self.inverted(s + 1))
+            after.add(self.known[s], self.beside(s + 1))
         if s + 2 < BLOCKS:
             self.far = _Sum()
             for m in range(s + 1):
-                self.far.add(self.known[m], self.below(s + 2, m), last=m == s)
+                self.far.add(self.known[m], self.below(s + 2, m))
         self.emit(self.warp + s, self.warp, values)
         if not s and self.besides:
             self.besides()
@@ -247,20 +247,16 @@ def _split(values: Sequence[Float32]) -> list[list[Uint32]]:
 
 
 class _Sum:
-    """A 16 x 16 sum of products of operands in halves. The last product's smaller two have their own sum, so that the large one does not wait for
-    them; those before it have time, and take half of the registers."""
+    """A 16 x 16 sum of products of operands in halves."""
 
     def __init__(self) -> None:
-        self.large: list[list[Float32] | None] = [None, None]
-        self.small: list[list[Float32] | None] = [None, None]
+        self.parts: list[list[Float32] | None] = [None, None]
 
-    def add(self, a: Sequence[Sequence[Uint32]], b: Sequence[Sequence[Uint32]], *, last: bool) -> None:
+    def add(self, a: Sequence[Sequence[Uint32]], b: Sequence[Sequence[Uint32]]) -> None:
         """a b; ``b`` as load_matrices gives it: two words for columns 0-7, two for 8-15."""
-        small = self.small if last else self.large
-        for part, (i, j) in ((self.large, (0, 0)), (small, (0, 1)), (small, (1, 0))):
+        for i, j in ((0, 0), (0, 1), (1, 0)):
             for n in range(2):
-                part[n] = w.mma("bfloat16", a[i], b[j][2 * n : 2 * n + 2], part[n])
+                self.parts[n] = w.mma("bfloat16", a[i], b[j][2 * n : 2 * n + 2], self.parts[n])
 
     def values(self) -> list[Float32]:
-        large, small = ([*(part[0] or ()), *(part[1] or ())] for part in (self.large, self.small))
-        return [x + y for x, y in zip(large, small, strict=True)]
+        return [x for part in self.parts for x in part or ()]

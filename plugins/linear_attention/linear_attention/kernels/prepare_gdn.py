@@ -127,7 +127,7 @@ class PrepareGdn:
         qk = [] if self.summary else scores.issue(p.io, p.key, q_addr, k_addr)
         tokens = self._tokens(g, beta, amplitude, bias, valid, lane)
         rows = _Rows(p, tokens, 0 if self.summary else q_addr, warp, lane, valid)
-        stage = _Stage(p, scratch_addr, t_addr, p_addr, warp, lane, tokens, rows)
+        stage = _Stage(p, scratch_addr, t_addr, p_addr, warp, thread, lane, tokens, rows)
         tiles.wait(int(not self.summary))
         kk = _cleaned(tiles.landed(kk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
@@ -219,6 +219,7 @@ class _Stage:
         t_addr: Int32,
         p_addr: Int32,
         warp: Int32,
+        thread: Int32,
         lane: Int32,
         tokens: _Tokens,
         rows: _Rows,
@@ -235,6 +236,8 @@ class _Stage:
         self.t_place = t_addr + (lane % 8 + 8 * (lane >> 4)) * 128 + (((lane >> 3 & 1) ^ (lane % 8) ^ (2 * warp)) << 4)
         self.p_line = p_addr + (lane % 16 + BLOCK * warp) * 128
         self.p_piece = (lane >> 4) ^ (lane % 8)
+        # Of the warp's number in a uniform register, ptxas makes predicates anew for every select.
+        self.is_warp = [thread >> 5 == m for m in range(BLOCKS)]
         self.qk: Sequence[Float32] = ()
         self.lost: list[Any] = [None, None]
         self.faded = [w.exp2(x - cute.arch.shuffle_sync_up(x, 4)) for x in tokens.sums]  # in 8 tokens
@@ -258,7 +261,7 @@ class _Stage:
         blocks = [values[8 * m : 8 * m + 8] for m in range(BLOCKS)]
         found = blocks[0]
         for m in range(1, BLOCKS - before):
-            found = [w.chosen(self.warp == m + before, x, y) for x, y in zip(blocks[m], found, strict=True)]
+            found = [w.chosen(self.is_warp[m + before], x, y) for x, y in zip(blocks[m], found, strict=True)]
         return list(found)
 
     def scaled(self, block: Sequence[Float32], rows: Sequence[Float32], columns: Any) -> list[Float32]:

@@ -49,15 +49,17 @@ def issue(io: str, key: int, rows: Int32, columns: Int32) -> list[Float32]:
 def squares(io: str, key: int, tile: Int32, warp: Int32, lane: Int32) -> list[Float32]:
     """Sums of squares of rows g and g + 8 of the warp's 16 rows of a tile, in all four lanes of a quad.
 
-    The diagonals of two mma.sync for every 16 channels: an eighth of the instructions of fp32 arithmetic. A NaN stays in its row.
+    The diagonals of two mma.sync for every 8 channels: a fourth of the instructions of fp32 arithmetic. With 16 channels, pairs of operand
+    registers would have to be moved together, by as many instructions. A NaN stays in its row.
     """
     row = 16 * warp + lane % 16
     first = tile + row * 128 + (((lane >> 4) ^ (row & 7)) << 4)
     sums: list[list[Float32] | None] = [None, None]
     for step in range(key // K_STEP):
         a = w.load_matrices((first ^ (step % _STEPS * 2 * K_STEP)) + step // _STEPS * PANEL_BYTES)
-        for half in range(2):
-            sums[half] = w.mma(io, a, a[half::2], sums[half])
+        for part in (a[:2], a[2:]):
+            for half in range(2):
+                sums[half] = w.mma(io, part, part[half : half + 1], sums[half])
     found = [s for s in sums if s is not None]
     return diagonal([found[half][2 * half : 2 * half + 2] for half in range(2)], lane)
 

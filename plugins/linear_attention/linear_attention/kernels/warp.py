@@ -98,12 +98,12 @@ def store_words(address: Int32, words: Sequence[Any]) -> None:
 
 
 def mma(io: str, a: Sequence[Uint32], b: Sequence[Uint32], c: Sequence[Float32] | None = None) -> list[Float32]:
-    """C + A B of 16 x 8 x 16, in fp32. ``io``: "bfloat16" or "float16"; ``c`` None is 0."""
+    """C + A B of 16 x 8 x 16, in fp32. ``io``: "bfloat16" or "float16"; ``c`` None is 0. With half of the words: 16 x 8 x 8."""
     c = c or [Float32(0.0)] * 4
-    kind = _NAMES[io]
+    kind, ends = _NAMES[io], (4, 4 + len(a), 4 + len(a) + len(b))
     text = (
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
-        f"{_list(0, 4)}, {_list(4, 4)}, {_list(8, 2)}, {_list(10, 4)};"
+        f"mma.sync.aligned.m16n8k{8 * len(b)}.row.col.f32.{kind}.{kind}.f32 "
+        f"{_list(0, 4)}, {_list(4, len(a))}, {_list(ends[1], len(b))}, {_list(ends[2], 4)};"
     )
     return asm(text, [Float32] * 4, [*a, *b, *c])
 
