@@ -194,7 +194,7 @@ def error(found, want):
     return np.sqrt(np.mean((found - want) ** 2)) / np.sqrt(np.mean(want**2))
 
 
-def check(case, bound=5e-3):
+def check(case, bound=3e-3):
     """O and the final state of ``case`` against fp64."""
     p = case.problem
     o, state = case.answer()

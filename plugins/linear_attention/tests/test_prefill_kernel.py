@@ -19,7 +19,7 @@ def problem(io="bfloat16", key=64, value=64, heads=(1, 1, 1), **options):
 def test_one_chunk(valid):
     case = _kernels.Case(problem(), [valid])
     _kernels.run(case)
-    _kernels.check(case, 5e-3 if valid > 1 else 1e-2)  # one token: the roundings of its T and P don't average out
+    _kernels.check(case, 3e-3 if valid > 1 else 6e-3)  # one token: the roundings of its T and P don't average out
 
 
 @pytest.mark.L2
@@ -61,7 +61,7 @@ def test_two_ctas_share_what_they_load(schedule, seed):
 def test_head_dimensions(key, value, io):
     case = _kernels.Case(problem(io, key, value, initial=True, l2norm=True), [129, 64], decay=0.02)
     _kernels.run(case)
-    _kernels.check(case, 5e-3 if io == "bfloat16" else 1e-3)
+    _kernels.check(case, 3e-3 if io == "bfloat16" else 1e-3)
 
 
 @pytest.mark.L2

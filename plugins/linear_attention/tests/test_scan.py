@@ -65,7 +65,7 @@ def test_two_ctas_share_what_they_load(schedule, seed):
 def test_head_dimensions(key, value, io):
     case = _kernels.Case(problem(io, key, value, initial=True), [129, 64], decay=0.02)
     _kernels.run(case)
-    _kernels.check(case, 5e-3 if io == "bfloat16" else 1e-3)
+    _kernels.check(case, 3e-3 if io == "bfloat16" else 1e-3)
 
 
 @pytest.mark.parametrize("summary", [False, True])
