@@ -164,22 +164,27 @@ def _joined(halves: Sequence[Sequence[Uint32]]) -> list[Float32]:
 
 def _substitute(diagonal: Int32, beside: Int32, lane: Int32) -> None:
     """D from N_rr at ``diagonal`` and Z from N_r,r-1 at ``beside``, in place: lane j makes column j of D - I = N_rr + N_rr (D - I), lane 16 + j
-    that of Z = N_r,r-1 + N_rr Z. They store rows of the transposes.
+    that of Z = N_r,r-1 + N_rr Z. They store rows of the transposes. Four columns of N_rr at a time: sums of rows do not wait for each other.
     """
     column, second = lane % BLOCK, lane >> 4
     own = w.chosen(second == 1, beside, diagonal)
     # The second half's rows are exchanged, where it has rows of its own.
     step = w.chosen(beside == diagonal, Int32(0), second * 64)
     starts = [own + column * 4, own + ((column * 4) ^ 32)]
-    x: list[Any] = []
+    x = []
     for row in range(BLOCK):
-        turned = (row >> 1) & 1
-        value = w.load_words(starts[turned] + (-step if row % 2 else step) + row * 64, 1)[0]
-        for quad in range(-(-row // 4)):
-            entries = w.load_words(diagonal + row * 64 + (quad ^ (turned << 1)) * 16, 4)
-            for i in range(min(4, row - 4 * quad)):
-                value = value + entries[i] * x[4 * quad + i]
-        x.append(value)
+        turned = starts[(row >> 1) & 1]
+        x.append(w.load_words(turned + (-step if row % 2 else step) + row * 64, 1)[0])
+    for quad in range(BLOCK // 4):
+        first = 4 * quad
+        rows = range(first + 1, BLOCK)
+        entries = {row: w.load_words(diagonal + row * 64 + (quad ^ (row & 2)) * 16, 4) for row in rows}
+        for row in rows[:3]:
+            for i in range(row - first):
+                x[row] = x[row] + entries[row][i] * x[first + i]
+        for i in range(4):
+            for row in rows[3:]:
+                x[row] = x[row] + entries[row][i] * x[first + i]
     halves = list(zip(*(w.split(x[i], x[i + 1]) for i in range(0, BLOCK, 2)), strict=True))
     cute.arch.sync_warp()  # all lanes have read the blocks
     for half, at in enumerate((0, _REST)):

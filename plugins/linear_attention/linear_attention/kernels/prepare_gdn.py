@@ -31,7 +31,7 @@ All warps run one stream of instructions (``inverse.columns``): registers are ch
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import cutlass
@@ -109,6 +109,7 @@ class PrepareGdn:
         valid: Int32,
         thread: Int32,
         named_barrier: int,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         """One chunk, by the 128 threads ``thread`` of a warpgroup.
 
@@ -118,6 +119,7 @@ class PrepareGdn:
         g, beta, amplitude, bias      of ``gates`` and ``parameters``
         valid                         tokens of the chunk, 1 to 64
         named_barrier                 a hardware barrier for this warpgroup alone
+        release                       called once all warps have read the tiles, before T, P and the vectors are written
         """
         p = self.problem
         # Opaque to the compiler, which would move the addresses out of the loop over chunks, and spill them.
@@ -132,13 +134,13 @@ class PrepareGdn:
         kk = _cleaned(tiles.landed(kk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         stage.put_lower(kk)
-        stage.put_vectors(vec_addr, self.summary)
         invert_diagonal(scratch_addr, warp, lane)
-        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         if not self.summary:
             tiles.wait(0)
             stage.qk = _cleaned(tiles.landed(qk), rows.inside, valid)
-        columns(scratch_addr, warp, lane, stage.put_t, besides=stage.put_rest)
+        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
+        release()
+        columns(scratch_addr, warp, lane, stage.put_t, besides=lambda: stage.put_rest(vec_addr, self.summary))
         w.when(valid < CHUNK, lambda: _clear(t_addr, valid, warp, lane))
 
     def _tokens(
@@ -345,9 +347,10 @@ class _Stage:
         place = self.scratch + vector + block * (4 * BLOCK) + (self.lane & 3) * 8
         return [w.load_words(place + 32 * n, 2) for n in range(2)]
 
-    def put_rest(self) -> None:
-        """The warp's rows of P, and the zeros above its columns of T."""
+    def put_rest(self, vectors: Int32, summary: bool) -> None:
+        """The warp's rows of P and of the vectors, and the zeros above its columns of T."""
         zeros, warp = [Uint32(0)] * 4, self.warp
+        self.put_vectors(vectors, summary)
         scales = self.of_rows.scales
         if self.qk:
             values = self.on_diagonal(self.own(self.qk), scales)
