@@ -46,7 +46,8 @@ class PrefillLayout:
 
     prepared   operand tiles and T, P come from the workspace; else warpgroups of the CTA make T and P from K and Q
     threads    of a CTA
-    operands   K at 0, Q at ``q``, and at ``keys`` what updates the state: K- (prepared) or K again
+    operands   of the scan: K at 0, Q at ``q``, and at ``keys`` what updates the state: K- (prepared) or K again
+    scores     of the prepare warpgroups, a place each: K and Q of a chunk that the scan has not come to
     values     slabs of V
     matrices   T, P, then the vectors of a chunk
     staging    slabs of O on their way out
@@ -61,6 +62,7 @@ class PrefillLayout:
     values: Ring
     matrices: Ring
     staging: Ring
+    scores: Ring
     scratch: Ring
 
     @property
@@ -71,20 +73,21 @@ class PrefillLayout:
 def plan_layout(problem: Problem) -> PrefillLayout:
     """The layout of a problem's prefill, with as many stages of operands as fit.
 
-    A prepare warpgroup has K and Q four chunks ahead of the state, and its T and P wait for the state in three places.
+    A prepare warpgroup reads K and Q long before the scan does, and gives them up before it has made T and P of them: with one ring for
+    both, a stage was held three times as long, and all waited for loads.
     """
     prepared = problem.variant == "kda"
     tile = problem.key * LINE
     values, matrices, staging = (2, PANEL_BYTES), (3, 2 * PANEL_BYTES + VECTOR_BYTES), (1, PANEL_BYTES)
-    scratch = (0, 0) if prepared else (2, GDN_SCRATCH_BYTES)
     stage = (3 if prepared else 2) * tile
-    rest = BARRIER_BYTES + sum(count * size for count, size in (values, matrices, staging, scratch))
+    scores, scratch = ((0, 0), (0, 0)) if prepared else ((2, 2 * tile), (2, GDN_SCRATCH_BYTES))
+    others = (values, matrices, staging, scores, scratch)
+    rest = BARRIER_BYTES + sum(count * size for count, size in others)
     rings, at = [], BARRIER_BYTES
-    for count, size in ((min(MOST_STAGES, (SHARED_LIMIT - rest) // stage), stage), values, matrices, staging, scratch):
+    for count, size in ((min(MOST_STAGES, (SHARED_LIMIT - rest) // stage), stage), *others):
         rings.append(Ring(at, count, size))
         at = rings[-1].stop
-    operands, *others = rings
-    return PrefillLayout(prepared, 256 if prepared else 512, operands, tile, 2 * tile if prepared else 0, *others)
+    return PrefillLayout(prepared, 256 if prepared else 512, rings[0], tile, 2 * tile if prepared else 0, *rings[1:])
 
 
 assert SLAB * 2 == LINE

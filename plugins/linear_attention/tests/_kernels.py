@@ -163,10 +163,7 @@ def compiled(problem, summary=False, ctas=None):
 
 
 def run(case, *, summary=False, segments=1, workspace=None, ctas=None, **options):
-    """One pass; arrays of ``case`` and ``workspace`` are written. Returns the report.
-
-    GDN is not checked strictly: all warps of its prepare stage store the one decay, which is a race of equal values.
-    """
+    """One pass; arrays of ``case`` and ``workspace`` are written. Returns the report."""
     p = case.problem
     if workspace is None:
         workspace = new_workspace(case, segments)
@@ -175,7 +172,7 @@ def run(case, *, summary=False, segments=1, workspace=None, ctas=None, **options
     report, _ = compiled(p, summary, ctas).run(
         {**case.sizes, "segments": segments},
         {**case.arrays, "workspace": workspace[:offset], "summaries": workspace[offset:]},
-        written, **{"schedule": "late", "strict": p.variant == "kda", **options},
+        written, **{"schedule": "late", "strict": True, **options},
     )  # fmt: skip
     return report
 

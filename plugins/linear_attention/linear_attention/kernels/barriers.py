@@ -1,10 +1,11 @@
 """The mbarriers of a prefill CTA and the positions in its rings. Imported by ``prefill`` and its warp roles.
 
-    full, empty           of an operand stage: its tiles lie in shared memory [1: the loader]; they have been read [warps of the state
-                          and, fused, of the one prepare warpgroup whose chunk it is]
+    full, empty           of an operand stage: its tiles lie in shared memory [1: the loader]; they have been read [warps of the state]
+    scores                of the K and Q of a prepare warpgroup, which loads them itself [1]
     values, values_read   of a slab of V: likewise [1: its loader; warps of the state]
     ready, free           of T, P and the vectors: they lie in their place [fused: the warps of a prepare warpgroup; prepared: 1, the
-                          loader]; they have been read [warps of the state]
+                          loader]; they have been read [warps of the state]. ``free`` is of chunks by turns, twice as many as places: a
+                          prepare warpgroup may be two phases of a place ahead of the scan, and its parity would not tell
     staged, stored        of a slab of O: it lies in its place [warps of the state]; it has been read [1: the output warp]
     tail[2]               the loads of a last, partial chunk, before its rows past the end are cleared: operands, values [1]
 
@@ -20,7 +21,7 @@ from cutlass import Int32, Int64, cute
 
 from ..layout import BARRIER_BYTES, PrefillLayout
 
-__all__ = ["Barriers", "Place", "advanced"]
+__all__ = ["Barriers", "Place", "advanced", "room"]
 
 _WARPS = 4  # of a warpgroup
 
@@ -41,6 +42,11 @@ def advanced(place: Place, count: int, steps: int = 1) -> Place:
     return Place(cutlass.select_(over, index - count, index), place.phase ^ cutlass.select_(over, Int32(1), Int32(0)))
 
 
+def room(count: int) -> Place:
+    """Of the first chunk in ``free``: its place is free when the chunk ``count`` before it has been read. Wait for ``phase``."""
+    return Place(Int32(count), Int32(1))
+
+
 class Barriers:
     """At the start of shared memory."""
 
@@ -52,11 +58,12 @@ class Barriers:
         rows = {
             "tail": (2, 1),
             "full": (stages, 1),
-            "empty": (stages, _WARPS * (cluster + (not layout.prepared))),
+            "empty": (stages, _WARPS * cluster),
+            "scores": (layout.scores.count, 1),
             "values": (values, 1),
             "values_read": (values, _WARPS),
             "ready": (matrices, 1 if layout.prepared else _WARPS),
-            "free": (matrices, _WARPS * cluster),
+            "free": (2 * matrices, _WARPS * cluster),
             "staged": (staging, _WARPS),
             "stored": (staging, 1),
         }

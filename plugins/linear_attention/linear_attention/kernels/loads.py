@@ -49,12 +49,13 @@ class Loader:
         self.barriers = Barriers(layout, cluster)
 
     def atoms(self, args: Args) -> tuple[Any, ...]:
-        """TMA atoms and tensors: of V, and of K and Q where they are read. For host code."""
-        names = ["v"] if self.layout.prepared else ["v", "k", "q"]
-        return tuple(
-            self._atom(getattr(args, name), *((SLAB, 1) if name == "v" else (self.problem.key, self.cluster)))
-            for name in names
-        )
+        """TMA atoms and tensors: of V; fused, also of K and Q, for all CTAs of the cluster and for one. For host code."""
+        made = [self._atom(args.v, SLAB, 1)]
+        if not self.layout.prepared:
+            made += [
+                self._atom(x, self.problem.key, sharers) for sharers in (self.cluster, 1) for x in (args.k, args.q)
+            ]
+        return tuple(made)
 
     def _atom(self, tensor: cute.Tensor, columns: int, sharers: int) -> tuple[Any, Any]:
         turned = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [0, 2, 1]))  # tokens, channels, heads
@@ -86,6 +87,23 @@ class Loader:
         return stage, tail
 
     @cute.jit
+    def load_scores(
+        self, smem: cute.Pointer, atoms: tuple, work: Work, chunk: Int32, group: Int32, thread: Int32
+    ):  # fmt: skip
+        """K and Q of a chunk, if there is such a chunk, for prepare warpgroup ``group``. Rows past the end are what lies there. By its
+        first warp."""
+        p, ring = self.problem, self.layout.scores
+        if (chunk < work.chunks) & (thread < 32):
+            place, target = smem + (ring.start + group * ring.size), self.barriers.of(smem, "scores", group)
+            if thread == 0:
+                cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size // (1 + self.summary))
+            token = work.first + chunk * CHUNK
+            self.load_tile(atoms[3], place, p.key, token, Int32(0), work.head * p.heads_k // p.heads, target, 1)
+            if cutlass.const_expr(not self.summary):
+                q_head = work.head * p.heads_q // p.heads
+                self.load_tile(atoms[4], place + self.layout.q, p.key, token, Int32(0), q_head, target, 1)
+
+    @cute.jit
     def load_values(self, smem: cute.Pointer, atom: tuple, work: Work, slab: Int32, stage: Place, tail: Int32):
         """V of a work item's chunks: as ``load_operands``. By one warp."""
         lane, p, ring = cute.arch.lane_idx(), self.problem, self.layout.values
@@ -105,7 +123,7 @@ class Loader:
         return stage, tail
 
     @cute.jit
-    def load_records(self, smem: cute.Pointer, args: Args, work: Work, stage: Place, slot: Place):
+    def load_records(self, smem: cute.Pointer, args: Args, work: Work, stage: Place, slot: Place, free: Place):
         """The prepared tiles of a work item's chunks. By one thread."""
         operands, matrices, size = self.layout.operands, self.layout.matrices, self.record.size
         record = args.workspace.toint() + (Int64(work.slot) * self.problem.heads + work.head) * size
@@ -113,13 +131,14 @@ class Loader:
             self.barriers.wait(smem, "empty", stage.index, stage.phase ^ 1)
             full = self.barriers.of(smem, "full", stage.index)
             self.load_parts((smem + (operands.start + stage.index * operands.size)).toint(), record, self.tiles, full)
-            self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
+            self.barriers.wait(smem, "free", free.index, free.phase)
             ready = self.barriers.of(smem, "ready", slot.index)
             there = (smem + (matrices.start + slot.index * matrices.size)).toint()
             self.load_parts(there, record + self.record.t, self.squares, ready)
             stage, slot = advanced(stage, operands.count), advanced(slot, matrices.count)
+            free = advanced(free, 2 * matrices.count)
             record = record + Int64(self.problem.heads * size)
-        return stage, slot
+        return stage, slot, free
 
     def load_parts(
         self, place: Int32, address: Int64, parts: tuple[tuple[int, int], ...], target: cute.Pointer

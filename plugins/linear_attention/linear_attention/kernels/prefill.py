@@ -26,6 +26,7 @@ Launch: one CTA an SM, which takes one work item after the other; dependent laun
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -38,7 +39,7 @@ from ..layout import ALIGNMENT, GDN_VECTOR_BYTES, PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
 from . import tiles
 from .arguments import Args
-from .barriers import Barriers, Place, advanced
+from .barriers import Barriers, Place, advanced, room
 from .gaps import zero_gaps
 from .loads import Loader, store_zeros
 from .output import Output
@@ -117,7 +118,7 @@ class Prefill:
         else:
             if cutlass.const_expr(not self.layout.prepared):
                 self.registers(1)
-                self.prepare_items(smem, args, covered, items)
+                self.prepare_items(smem, loads, args, covered, items)
         if cutlass.const_expr(self.cluster > 1):  # the other CTA may still report here
             cute.arch.sync_warp()
             self.meet()
@@ -155,12 +156,13 @@ class Prefill:
     def load(self, smem: cute.Pointer, loads: tuple, args: Args, covered: Int32, items: Int32):
         number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         stage, slot, tail = Place(Int32(0), Int32(0)), Place(Int32(0), Int32(0)), Int32(0)
+        free = room(self.layout.matrices.count)
         while number < items:
             work = self.locate(args, covered, number)
             if cutlass.const_expr(not self.layout.prepared):
                 stage, tail = self.loader.load_operands(smem, loads, args, work, stage, tail)
             elif cute.arch.lane_idx() == 0:
-                stage, slot = self.loader.load_records(smem, args, work, stage, slot)
+                stage, slot, free = self.loader.load_records(smem, args, work, stage, slot, free)
             number += step
 
     @cute.jit
@@ -195,49 +197,55 @@ class Prefill:
     @cute.jit
     def scan_items(self, smem: cute.Pointer, args: Args, covered: Int32, items: Int32):
         number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        places = Places(*(Place(Int32(0), Int32(0)) for _ in range(4)))
+        places = Places(*(Place(Int32(0), Int32(0)) for _ in range(5)))
         while number < items:
             places = self.scan.run(smem, args, self.locate(args, covered, number), places)
             number += step
 
     @cute.jit
-    def prepare_items(self, smem: cute.Pointer, args: Args, covered: Int32, items: Int32):
+    def prepare_items(self, smem: cute.Pointer, loads: tuple, args: Args, covered: Int32, items: Int32):
         """The prepare warpgroups of a cluster take turns at chunks, across work items."""
         number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP - 1)
         turn = group
         if cutlass.const_expr(self.cluster > 1):
             turn = group + cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) * 2
-        stage = advanced(Place(Int32(0), Int32(0)), self.layout.operands.count, turn)
-        slot = advanced(Place(Int32(0), Int32(0)), self.layout.matrices.count, turn)
+        slot, parity = advanced(Place(Int32(0), Int32(0)), self.layout.matrices.count, turn), Int32(0)
+        free = advanced(room(self.layout.matrices.count), 2 * self.layout.matrices.count, turn)
         while number < items:
             work = self.locate(args, covered, number)
             if turn < work.chunks:
-                stage, slot = self.prepare_chunks(smem, args, work, group, turn, stage, slot)
+                slot, free, parity = self.prepare_chunks(smem, loads, args, work, group, turn, slot, free, parity)
             turn = (turn - work.chunks) & (self.workers - 1)
             number += step
 
     @cute.jit
     def prepare_chunks(
-        self, smem: cute.Pointer, args: Args, work: Work, group: Int32, first: Int32, stage: Place, slot: Place
+        self, smem: cute.Pointer, loads: tuple, args: Args, work: Work, group: Int32, first: Int32, slot: Place,
+        free: Place, parity: Int32,
     ):  # fmt: skip
-        """T, P and the vectors of the chunks from ``first`` on that are this warpgroup's, for all CTAs of the cluster."""
-        operands, matrices, scratch = self.layout.operands, self.layout.matrices, self.layout.scratch
+        """T, P and the vectors of the chunks from ``first`` on that are this warpgroup's, for all CTAs of the cluster.
+
+        Once a chunk's scores are in registers, the next one's K and Q are on their way to the same place.
+        """
+        scores, matrices, scratch = self.layout.scores, self.layout.matrices, self.layout.scratch
         thread, base = cute.arch.thread_idx()[0] % WARPGROUP, smem.toint()
+        place = base + (scores.start + group * scores.size)
+        self.loader.load_scores(smem, loads, work, first, group, thread)
         amplitude, bias = self.prepare.parameters(args, work.head)
         g, beta = self.gates(args, work, first, thread)
         for chunk in cutlass.range(first, work.chunks, self.workers, unroll=1):
-            place = base + (operands.start + stage.index * operands.size)
             t = base + (matrices.start + slot.index * matrices.size)
             valid = cutlass.select_(chunk == work.chunks - 1, work.valid, Int32(CHUNK))
             mine = g, beta
             g, beta = self.gates(args, work, cutlass.min(chunk + self.workers, work.chunks - 1), thread)
-            self.barriers.wait(smem, "full", stage.index, stage.phase)
-            self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
+            self.barriers.wait(smem, "scores", group, parity)
+            parity = parity ^ 1
             self.prepare.run(
                 place, place + self.layout.q, t, t + PANEL_BYTES, t + 2 * PANEL_BYTES,
                 base + (scratch.start + group * scratch.size), *mine, amplitude, bias, valid, thread,
                 PREPARE_BARRIER + group,
+                partial(self.released, smem, loads, work, chunk + self.workers, group, thread, free),
             )  # fmt: skip
             if cutlass.const_expr(self.cluster == 1):
                 cute.arch.sync_warp()
@@ -246,10 +254,16 @@ class Prefill:
                 self.send(smem, t, slot, thread)
             if thread % 32 == 0:
                 self.barriers.arrive(smem, "ready", slot.index)
-            self.barriers.release(smem, "empty", stage.index, thread % 32)
             for _ in cutlass.range_constexpr(self.workers // 2):
-                stage, slot = advanced(stage, operands.count, 2), advanced(slot, matrices.count, 2)
-        return stage, slot
+                slot, free = advanced(slot, matrices.count, 2), advanced(free, 2 * matrices.count, 2)
+        return slot, free, parity
+
+    def released(
+        self, smem: cute.Pointer, loads: tuple, work: Work, chunk: Int32, group: Int32, thread: Int32, free: Place
+    ) -> None:  # fmt: skip
+        """A chunk's scores are in registers: load those of the next one, and wait for the place of T and P."""
+        self.loader.load_scores(smem, loads, work, chunk, group, thread)
+        self.barriers.wait(smem, "free", free.index, free.phase)
 
     def gates(self, args: Args, work: Work, chunk: Int32, thread: Int32) -> tuple[Any, Any]:
         """A chunk's gates and betas, on their way from memory."""
