@@ -161,14 +161,13 @@ def diagonal_scores(
     """Scores of the warp's tokens with each other, zero above the diagonal; on it, those of q are ``diagonal`` of the lanes that
     ``raw_scores`` names, those of k zero.
 
-    ``begin(token)`` calls ``Tokens.begin``, token after token; ``address``: of the A fragment of Q over K; ``behind_k``: bytes from the
-    tile of K to that of Q; ``steps``: channels / 16. The tiles' lines of these tokens and their gates are overwritten. The tokens are one
-    block in the end, their q rows parked.
+    ``begin(first)`` calls ``Tokens.begin`` for 4 tokens; ``address``: of the A fragment of Q over K; ``behind_k``: bytes from the tile of K
+    to that of Q; ``steps``: channels / 16. The tiles' lines of these tokens and their gates are overwritten. The tokens are one block in
+    the end, their q rows parked.
     """
     for quad in range(0, GROUP, QUAD):
+        begin(quad)
         for first in range(quad, quad + QUAD, 2):
-            begin(first)
-            begin(first + 1)
             _put(tokens, first, 1, behind_k)
             tokens.widen(first, 1)
         cute.arch.sync_warp()  # all lanes have read the quad's gates

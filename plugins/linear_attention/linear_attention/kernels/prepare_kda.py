@@ -19,8 +19,9 @@ Operands have the norms and the scale in them and are rounded once, to ``layout.
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 21,400 instructions of a warp with everything in it, none of them spills; two share an SM, as their registers and
-shared memory allow, of 64 channels three.
+A CTA of 128 channels runs 22,300 instructions of a warp with everything in it, and spills six registers of a thread. Two share an SM, as
+registers and shared memory allow, of 64 channels three. With more of them spilled, their traffic through the L2 cache was as large as the
+records'. It is touchy: the order of what comes behind the first barrier changes the number of spilled registers from 0 to 20.
 
 Imported by the prefill's host function.
 """
@@ -148,6 +149,7 @@ class PrepareKda:
         self.load(args, at, first, valid, head, warp)
         decays = Decays(self.gate, self.amplitude(args, head), self.biases(args, head))
         beta = self.betas(args, first, valid, head, warp)
+        self.prefetch_next(args, first, slot, head, warp)
         copies_done()
         address, behind_k = fragment_address(at.q_in, at.k_in, warp * GROUP), at.q_in - at.k_in
         raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
@@ -158,22 +160,27 @@ class PrepareKda:
         rows, columns = [Float32(1.0)] * self.channels, [Float32(1.0)] * self.channels
         self.put_total(at, warp, total)
         self.write_level(tokens, warp & 1, Int32(0), behind_k, [], [])
+        self.put_m(at, scores, warp, warp)
         cute.arch.sync_threads()
-        self.prefetch_next(args, first, slot, head, warp)
         self.clear_above(at, warp)
-        self.put_scores(at, scores, warp, warp)
+        self.put_p(at, scores, warp, warp)
         self.level_8(at, warp)
         total, rows, columns = self.widen(at, warp, 1, total, rows, columns)
         # Level 16's rows of Q lie where warps with even numbers had theirs, level 32's where the others had.
         self.write_level(tokens, warp & 2, at.k_out - at.k_in, self.free_q(at, warp, 16), rows, columns)
         cute.arch.sync_threads()
-        self.level_16(at, warp)
+        # Loads come before stores, which ptxas would not exchange.
+        found = self.level_16(at, warp)
         total, rows, columns = self.widen(at, warp, 2, total, rows, columns)
+        for block in found:
+            self.put_scores(at, *block)
         self.write_level(tokens, warp & 4, Int32(0), self.free_q(at, warp, 32), rows, columns)
         cute.arch.sync_threads()
-        self.level_32(at, warp)
+        found = self.level_32(at, warp)
         total, rows, columns = self.widen(at, warp, 4, total, rows, columns)
         tokens.put(tokens.columns, at.k_out - at.k_in, factors=columns)
+        for block in found:
+            self.put_scores(at, *block)
         fence_shared()
         cute.arch.sync_threads()
         record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
@@ -323,16 +330,19 @@ class PrepareKda:
             diagonal = diagonal * own[0] * own[1]
         else:
             diagonal = diagonal * scale
-        norms: list[list[Any]] = [[None] * QUAD, [scale] * QUAD]
 
-        def begin(token: int) -> None:
-            if p.l2norm and token % QUAD == 0:
-                norms[:] = [load_floats(row + token * 4, QUAD) for row in rows]
-            # Zeros were loaded for a token that the chunk has not; its decay is 1, which no other exceeds.
-            least = select(warp * GROUP + token < valid, Float32(0.0), Float32(1.0))
-            decay = [largest(value, least) for value in decays.of(self.gates(at, warp, token))]
-            k, q = tokens.words(token, Int32(0)), tokens.words(token, behind_k)
-            tokens.begin(token, k, q, norms[0][token % QUAD], norms[1][token % QUAD], decay)
+        def begin(first: int) -> None:
+            quad = range(first, first + QUAD)
+            k, q = ([tokens.words(token, tile) for token in quad] for tile in (Int32(0), behind_k))
+            gates = [self.gates(at, warp, token) for token in quad]
+            norms = [[None] * QUAD, [scale] * QUAD]
+            if p.l2norm:
+                norms = [load_floats(row + first * 4, QUAD) for row in rows]
+            for i, token in enumerate(quad):
+                # Zeros were loaded for a token that the chunk has not; its decay is 1, which no other exceeds.
+                least = select(warp * GROUP + token < valid, Float32(0.0), Float32(1.0))
+                decay = [largest(value, least) for value in decays.of(gates[i])]
+                tokens.begin(token, k[i], q[i], norms[0][i], norms[1][i], decay)
 
         address = fragment_address(at.q_in, at.k_in, warp * GROUP)
         return tokens, diagonal_scores(tokens, begin, address, beside, behind_k, self.panel, self.steps, diagonal)
@@ -393,13 +403,13 @@ class PrepareKda:
             rows = fragment_address(at.q_in, at.k_in, warp * GROUP)
             self.put_scores(at, self.products(rows, at.k_in, warp - 1), warp, warp - 1)
 
-    def level_16(self, at: Places, warp: Int32) -> None:
+    def level_16(self, at: Places, warp: Int32) -> list[tuple[Scores, Int32, Int32]]:
         """Rows of groups 2, 3, 6 and 7, columns of the two groups before them: each warp one of them."""
         group = warp // 2 + 2 + (warp // 4) * 2
         column = group & Int32(4) | warp % 2
-        self.put_scores(at, self.products(self.rows_address(at, at.k_out, group, 16), at.k_out, column), group, column)
+        return [(self.products(self.rows_address(at, at.k_out, group, 16), at.k_out, column), group, column)]
 
-    def level_32(self, at: Places, warp: Int32) -> None:
+    def level_32(self, at: Places, warp: Int32) -> list[tuple[Scores, Int32, Int32]]:
         """Rows of groups 4 to 7, columns of groups 0 to 3: each warp two of them."""
         group, column = 4 + warp // 2, warp % 2 * 2
         rows = self.rows_address(at, at.k_in, group, 32)
@@ -412,8 +422,7 @@ class PrepareKda:
             for i in range(2):
                 part = 2 * i + step % 2
                 sums[part] = multiply_add(MMA, sums[part], a, b[2 * i : 2 * i + 2])
-        for i in range(2):
-            self.put_scores(at, joined(*sums[2 * i : 2 * i + 2]), group, column + i)
+        return [(joined(*sums[2 * i : 2 * i + 2]), group, column + i) for i in range(2)]
 
     def products(self, rows: Int32, k_tile: Int32, column: Int32) -> Scores:
         """Of the fragments at ``rows`` with the rows of group ``column`` of a tile."""
@@ -435,11 +444,17 @@ class PrepareKda:
 
     def put_scores(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
         """A block of 8 x 8 scores to P and M, with the factors of their rows and columns."""
+        self.put_m(at, scores, group, column)
+        self.put_p(at, scores, group, column)
+
+    def put_p(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
         lane = cute.arch.lane_idx()
-        line, pair = lane // 4, lane % 4
-        row = group * GROUP + line
-        (beta,) = load_floats(at.beta + row * 4, 1)
-        store_words(at.p + row * LINE + ((column ^ line) << 4) + pair * 4, [pack(MMA, *scores.q)])
+        line = lane // 4
+        place = at.p + (group * GROUP + line) * LINE + ((column ^ line) << 4) + lane % 4 * 4
+        store_words(place, [pack(MMA, *scores.q)])
+
+    def put_m(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
+        (beta,) = load_floats(at.beta + (group * GROUP + cute.arch.lane_idx() // 4) * 4, 1)
         put_lower(at.lower, group, column, [value * beta for value in scores.k])
 
     @cute.jit
