@@ -18,10 +18,11 @@ The first, the summary, leaves for every segment but the last
 and ``combine`` replaces rows 0 to V - 1 of slot s by the state behind segment s. The second pass starts every segment with the slot
 before it.
 
-Clusters: two CTAs with two slabs of one head read the same operands and the same T, P and vectors. Each loads half of the operands for both,
-and a prepare warpgroup of either makes every fourth chunk's T, P and vectors for both.
+Clusters: two CTAs with two slabs of one head read the same operands and the same T, P and vectors. Each loads half of the operands
+for both, and a prepare warpgroup of either makes every fourth chunk's T, P and vectors for both.
 
-Launch: one CTA an SM, which takes one work item after the other; dependent launches may begin as soon as every CTA has, none touches memory before griddepcontrol.wait.
+Launch: one CTA an SM, which takes one work item after the other. Dependent launches may begin as soon as every CTA has; none touches
+memory before griddepcontrol.wait.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ class Prefill:
         self.prepare: Any = None if layout.prepared else _prepare(problem, summary)
 
     def launch(self, args: Args, stream: cuda.CUstream, ctas: Any = None) -> None:
-        """One pass, by at most ``ctas`` CTAs (the SMs; None: one for every work item). For host code."""
+        """One pass, by at most ``ctas`` CTAs (None: the SMs). For host code."""
         covered = args.segments - 1 if self.summary else args.segments
         items = args.sequences * (self.slabs * self.problem.heads) * covered
-        ctas = getattr(args, "sms", None) if ctas is None else ctas
+        ctas = args.sms if ctas is None else ctas
         inside = args._replace(q=None, k=None, v=None)
         self.kernel(self.loader.atoms(args), self.output.atom(args), inside, covered, items).launch(
-            grid=[items if ctas is None else cutlass.min(items, ctas // self.cluster * self.cluster), 1, 1],
+            grid=[cutlass.min(items, ctas // self.cluster * self.cluster), 1, 1],
             block=[self.layout.threads, 1, 1],
             cluster=[self.cluster, 1, 1],
             min_blocks_per_mp=1,
