@@ -268,6 +268,15 @@ def test_l2norm_logits_and_head_parameters():
     check(p, chunks)
 
 
+def test_rounding_errors_of_t_cancel_along_rows():
+    p = problem(128)
+    chunks = [Chunk(p, spread=spread, beta=0.9, g=0.0, seed=i) for i, spread in enumerate((0.5, 1.0, 3.0))]
+    for chunk, found in zip(chunks, prepared(p, chunks), strict=True):
+        error = found["T"] - expected(p, chunk)["T"]
+        # Of rows 8 apart, what is left is the last one's. Independent errors add up to sqrt(8) of one.
+        assert np.std(error.reshape(8, 8, CHUNK).sum(0)) < 0.5 * 8**0.5 * np.std(error)
+
+
 def test_keys_of_any_length_give_finite_matrices():
     p = problem(128, "float16")
     chunks = [Chunk(p, norm=norm, beta=0.01, seed=i) for i, norm in enumerate([3.0, 10.0])]

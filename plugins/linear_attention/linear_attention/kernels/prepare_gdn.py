@@ -126,21 +126,25 @@ class PrepareGdn:
         lane = w.asm("mov.b32 $0, $1;", [Int32], [thread % 32], effects=True)[0]
         warp = cute.arch.make_warp_uniform(thread // 32)
         kk = scores.issue(p.io, p.key, k_addr, k_addr)
-        qk = [] if self.summary else scores.issue(p.io, p.key, q_addr, k_addr)
+        # With norms too, registers are short until the first product has been used: the second one is issued behind it.
+        qk = [] if self.summary or p.l2norm else scores.issue(p.io, p.key, q_addr, k_addr)
         tokens = self._tokens(g, beta, amplitude, bias, valid, lane)
         rows = _Rows(p, tokens, 0 if self.summary else q_addr, warp, lane, valid)
         stage = _Stage(p, scratch_addr, t_addr, p_addr, warp, thread, lane, tokens, rows)
-        tiles.wait(int(not self.summary))
+        tiles.wait(int(bool(qk)))
         kk = _cleaned(tiles.landed(kk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         stage.put_lower(kk)
+        if p.l2norm and not self.summary:
+            qk = scores.issue(p.io, p.key, q_addr, k_addr)
         invert_diagonal(scratch_addr, warp, lane)
         if not self.summary:
             tiles.wait(0)
             stage.qk = _cleaned(tiles.landed(qk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         release()
-        columns(scratch_addr, warp, lane, stage.put_t, besides=lambda: stage.put_rest(vec_addr, self.summary))
+        stage.put_before()
+        columns(scratch_addr, warp, lane, stage.put_t, besides=lambda: stage.put_rest(vec_addr))
         w.when(valid < CHUNK, lambda: _clear(t_addr, valid, warp, lane))
 
     def _tokens(
@@ -241,6 +245,7 @@ class _Stage:
         # Of the warp's number in a uniform register, ptxas makes predicates anew for every select.
         self.is_warp = [thread >> 5 == m for m in range(BLOCKS)]
         self.qk: Sequence[Float32] = ()
+        self.kept: list[Float32] = []
         self.lost: list[Any] = [None, None]
         self.faded = [w.exp2(x - cute.arch.shuffle_sync_up(x, 4)) for x in tokens.sums]  # in 8 tokens
         self.norms: list[Float32] = []
@@ -347,21 +352,11 @@ class _Stage:
         place = self.scratch + vector + block * (4 * BLOCK) + (self.lane & 3) * 8
         return [w.load_words(place + 32 * n, 2) for n in range(2)]
 
-    def put_rest(self, vectors: Int32, summary: bool) -> None:
-        """The warp's rows of P and of the vectors, and the zeros above its columns of T."""
+    def put_before(self) -> None:
+        """P left of the warp's diagonal block, which is kept for later, and the zeros around. So that the registers of ``qk`` are free."""
         zeros, warp = [Uint32(0)] * 4, self.warp
-        self.put_vectors(vectors, summary)
-        scales = self.of_rows.scales
-        if self.qk:
-            values = self.on_diagonal(self.own(self.qk), scales)
-            lower = (self.lane >> 2) - (self.lane & 3) * 2  # i - j in the 8 x 8 matrices on the diagonal
-            for i in (0, 1, 6, 7):
-                values[i] = w.chosen(lower >= i % 2, values[i], Float32(0.0))
-            if self.problem.l2norm:
-                norms = self.load_columns(_NORMS, warp)
-                values = [x * norms[i // 4][i % 2] for i, x in enumerate(values)]
-            self.store_p(warp, values)
-        rows = [x * y for x, y in zip(scales, self.rows, strict=True)]
+        rows = [x * y for x, y in zip(self.of_rows.scales, self.rows, strict=True)]
+        self.kept = self.own(self.qk) if self.qk else []
 
         def before(m: int) -> None:
             w.store_words(self.t_place + m * (BLOCK * 128), zeros)
@@ -376,6 +371,19 @@ class _Stage:
             w.when(warp > m, lambda m=m: before(m))
             if self.qk:
                 w.when(warp <= m, lambda m=m: w.store_words(self.p_place(m + 1), zeros))
+
+    def put_rest(self, vectors: Int32) -> None:
+        """The diagonal block of P, and the vectors."""
+        self.put_vectors(vectors, not self.kept)
+        if self.kept:
+            values = self.on_diagonal(self.kept, self.of_rows.scales)
+            lower = (self.lane >> 2) - (self.lane & 3) * 2  # i - j in the 8 x 8 matrices on the diagonal
+            for i in (0, 1, 6, 7):
+                values[i] = w.chosen(lower >= i % 2, values[i], Float32(0.0))
+            if self.problem.l2norm:
+                norms = self.load_columns(_NORMS, self.warp)
+                values = [x * norms[i // 4][i % 2] for i, x in enumerate(values)]
+            self.store_p(self.warp, values)
 
     def p_place(self, column: Any) -> Any:
         return self.p_line + ((self.p_piece ^ (2 * column)) << 4)

@@ -54,14 +54,14 @@ def squares(io: str, key: int, tile: Int32, warp: Int32, lane: Int32) -> list[Fl
     """
     row = 16 * warp + lane % 16
     first = tile + row * 128 + (((lane >> 4) ^ (row & 7)) << 4)
-    sums: list[list[list[Float32] | None]] = [[None, None], [None, None]]
+    sums: list[list[Float32] | None] = [None, None]
     for step in range(key // K_STEP):
         a = w.load_matrices((first ^ (step % _STEPS * 2 * K_STEP)) + step // _STEPS * PANEL_BYTES)
-        for part, of_part in zip((a[:2], a[2:]), sums, strict=True):
+        for part in (a[:2], a[2:]):
             for half in range(2):
-                of_part[half] = w.mma(io, part, part[half : half + 1], of_part[half])
-    pairs = [[part[half][2 * half : 2 * half + 2] for part in sums] for half in range(2)]
-    return diagonal([[x + y for x, y in zip(*pair, strict=True)] for pair in pairs], lane)
+                sums[half] = w.mma(io, part, part[half : half + 1], sums[half])
+    found = [s for s in sums if s is not None]
+    return diagonal([found[half][2 * half : 2 * half + 2] for half in range(2)], lane)
 
 
 def diagonal(pairs: Sequence[Sequence[Float32]], lane: Int32) -> list[Float32]:
