@@ -1,11 +1,15 @@
-"""The record of a chunk of KDA: what the prepare kernel writes to the workspace and the scan reads.
+"""The record of a chunk: what a prepare kernel writes to the workspace and the scan reads.
 
-One record for every (chunk slot, head of O), contiguous images of shared memory in this order, each a multiple of 1024 bytes but
-for the last: K~, Q~, K- [64 tokens, K channels], T, P [64, 64] (``layout.MMA``, panels of 64 columns, lines of 128 bytes, SW128), and
-decay [K] float32. Record ``slot * heads + head`` begins at that multiple of ``record_bytes``.
+One record for every (chunk slot, head of O), contiguous images of shared memory in this order, each tile a multiple of 1024 bytes
+
+    kda    K~, Q~, K- [64 tokens, K channels], T, P [64, 64], decay [K] float32
+    gdn    T, P, then the vectors a, c, d [64] and decay [1] float32, and 12 bytes of zeros; K and Q are the tokens' own
+
+Tiles are of ``layout.MMA``, panels of 64 columns, lines of 128 bytes, SW128. Record ``slot * heads + head`` begins at that multiple of
+``record_bytes``.
 
 Chunk c of sequence n has slot cu[n] / 64 + n + c, which no other chunk has. Imports nothing: sizes are needed on the host too.
-Imported by ``kernels/prepare_kda``, the scan's loader and the engines.
+Imported by the prepare kernels, the scan's loader and the engines.
 """
 
 from __future__ import annotations
@@ -17,38 +21,41 @@ __all__ = ["CHUNK", "RecordLayout", "record_bytes", "record_layout", "record_slo
 CHUNK = 64  # tokens
 _ALIGNMENT = 1024  # of a tile of swizzled lines
 _SQUARE = CHUNK * CHUNK * 2  # bytes of T or P
+_VECTORS = 3 * CHUNK * 4 + 16  # bytes of gdn's: a, c, d, decay, zeros
 
 
 class _Keys(Protocol):
+    @property
+    def variant(self) -> str: ...
+
     @property
     def key(self) -> int: ...
 
 
 class RecordLayout(NamedTuple):
-    """Byte offsets in a record; ``used`` ends the decays, ``size`` is the distance between records."""
+    """Byte offsets in a record; ``used`` ends what is written, ``size`` is the distance between records."""
 
     k_in: int  # K~
     q_in: int  # Q~
     k_out: int  # K-
     t: int
     p: int
-    decay: int
+    decay: int  # gdn: the vectors
     used: int
     size: int
 
 
 def record_layout(problem: _Keys) -> RecordLayout:
-    """Of a problem with ``key`` channels of q and k: 64 or 128."""
-    tile = CHUNK * problem.key * 2
-    decay = 3 * tile + 2 * _SQUARE
-    used = decay + problem.key * 4
-    return RecordLayout(
-        0, tile, 2 * tile, 3 * tile, 3 * tile + _SQUARE, decay, used, -(-used // _ALIGNMENT) * _ALIGNMENT
-    )
+    """Of a problem with ``key`` channels of q and k: 64 or 128. Records of gdn have no tiles of K and Q: these are at 0."""
+    tile, vectors = (problem.key * CHUNK * 2, problem.key * 4) if problem.variant == "kda" else (0, _VECTORS)
+    t = 3 * tile
+    decay = t + 2 * _SQUARE
+    used = decay + vectors
+    return RecordLayout(0, tile, 2 * tile, t, t + _SQUARE, decay, used, -(-used // _ALIGNMENT) * _ALIGNMENT)
 
 
 def record_bytes(problem: _Keys) -> int:
-    """Of one record: 66,560 for 128 channels, 41,984 for 64."""
+    """Of one record: 17,408 for gdn; for kda 66,560 for 128 channels, 41,984 for 64."""
     return record_layout(problem).size
 
 
