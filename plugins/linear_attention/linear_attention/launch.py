@@ -13,7 +13,8 @@ from cudnn_core import ExecutionError
 
 from .arguments import argument_words
 from .lowering import ALIGNED, Binding
-from .problem import CHUNK, Problem
+from .problem import Problem
+from .records import record_slots
 from .segments import choose_segments, workspace_offsets
 
 if TYPE_CHECKING:
@@ -108,9 +109,7 @@ class Launcher:
 
     def _check_grid(self, operands: Sequence[Operand], tokens: int, sequences: int, segments: int) -> None:
         problem = self.problem
-        ctas = problem.slabs * problem.heads * sequences * segments
-        if problem.variant == "kda":
-            ctas = max(ctas, (tokens // CHUNK + sequences) * problem.heads)
+        ctas = problem.heads * max(problem.slabs * sequences * segments, record_slots(tokens, sequences))
         if ctas > GRID_LIMIT:
             raise self._refused(
                 operands, "q", f"{tokens} tokens of {sequences} sequences need {ctas} CTAs", f"at most {GRID_LIMIT}"

@@ -19,11 +19,9 @@ PANEL_BYTES = CHUNK * LINE
 """A panel: 64 lines, 64 elements each. T, P, a slab of V or O are one; K or Q of 128 channels are two."""
 ALIGNMENT = 1024  # of a tile in the 128-byte swizzle
 BARRIER_BYTES = 1024
-VECTOR_BYTES = 1024  # a[64], c[64], d[64] and the decays, float32
-GDN_VECTOR_BYTES = 784  # of these, those that GDN has
+VECTOR_BYTES = 1024  # gdn: a[64], c[64], d[64] and the decay, kda: the decays of channels; float32
 MMA = "float16"
 """The type of T, P and what multiplies them, bfloat16 io too, and of all prepared tiles: colliding keys need its 11 bits."""
-GDN_SCRATCH_BYTES = 11264  # at most, of a prepare warpgroup
 MOST_STAGES = 4
 
 
@@ -44,50 +42,38 @@ class Ring:
 class PrefillLayout:
     """Of a CTA, which keeps 64 rows of a head's state. Barriers are at byte 0.
 
-    prepared   operand tiles and T, P come from the workspace; else warpgroups of the CTA make T and P from K and Q
-    threads    of a CTA
-    operands   of the scan: K at 0, Q at ``q``, and at ``keys`` what updates the state: K- (prepared) or K again
-    scores     of the prepare warpgroups, a place each: K and Q of a chunk that the scan has not come to
+    prepared   K~, Q~ and K- come from the workspace; else K and Q are the tokens', and vectors scale what they make
+    operands   K at 0, Q at ``q``, and at ``keys`` what updates the state: K- (prepared) or K again
     values     slabs of V
     matrices   T, P, then the vectors of a chunk
     staging    slabs of O on their way out
-    scratch    of the prepare warpgroups
     """
 
     prepared: bool
-    threads: int
     operands: Ring
     q: int
     keys: int
     values: Ring
     matrices: Ring
     staging: Ring
-    scores: Ring
-    scratch: Ring
 
     @property
     def shared_bytes(self) -> int:
-        return self.scratch.stop
+        return self.staging.stop
 
 
 def plan_layout(problem: Problem) -> PrefillLayout:
-    """The layout of a problem's prefill, with as many stages of operands as fit.
-
-    A prepare warpgroup reads K and Q long before the scan does, and gives them up before it has made T and P of them: with one ring for
-    both, a stage was held three times as long, and all waited for loads.
-    """
+    """The layout of a problem's prefill, with as many stages of operands as fit."""
     prepared = problem.variant == "kda"
     tile = problem.key * LINE
-    values, matrices, staging = (2, PANEL_BYTES), (3, 2 * PANEL_BYTES + VECTOR_BYTES), (1, PANEL_BYTES)
     stage = (3 if prepared else 2) * tile
-    scores, scratch = ((0, 0), (0, 0)) if prepared else ((2, 2 * tile), (2, GDN_SCRATCH_BYTES))
-    others = (values, matrices, staging, scores, scratch)
+    others = ((2 if prepared else 3, PANEL_BYTES), (3, 2 * PANEL_BYTES + VECTOR_BYTES), (1, PANEL_BYTES))
     rest = BARRIER_BYTES + sum(count * size for count, size in others)
     rings, at = [], BARRIER_BYTES
     for count, size in ((min(MOST_STAGES, (SHARED_LIMIT - rest) // stage), stage), *others):
         rings.append(Ring(at, count, size))
         at = rings[-1].stop
-    return PrefillLayout(prepared, 256 if prepared else 512, rings[0], tile, 2 * tile if prepared else 0, *rings[1:])
+    return PrefillLayout(prepared, rings[0], tile, 2 * tile if prepared else 0, *rings[1:])
 
 
 assert SLAB * 2 == LINE

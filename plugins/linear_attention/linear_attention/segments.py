@@ -67,8 +67,8 @@ def summary_bytes(problem: Problem, sequences: int, segments: int) -> int:
 
 
 def workspace_offsets(problem: Problem, tokens: int, sequences: int) -> tuple[int, int]:
-    """Byte offsets of kda's records and of the summaries, for the sizes of a launch."""
-    records = records_bytes(problem, problem.heads, tokens, sequences) if problem.variant == "kda" else 0
+    """Byte offsets of the records and of the summaries, for the sizes of a launch."""
+    records = records_bytes(problem, problem.heads, tokens, sequences)
     return 0, -(-records // ALIGNMENT) * ALIGNMENT
 
 

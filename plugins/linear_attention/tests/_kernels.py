@@ -107,7 +107,7 @@ def image(tile, dtype):
 
 
 def tiles(case, start, valid, head):
-    """K~, Q~, K-, T, P [64, ...] and the decays [K] of one chunk, unrounded: the formulas, with padding rows 0."""
+    """(K~, Q~, K-, T, P [64, ...]), decays [K] of one chunk of KDA, unrounded: the formulas, with padding rows 0."""
     p, x = case.problem, case.x
     at = slice(start, start + valid)
     q, k = (x[n][at, head * x[n].shape[1] // p.heads] for n in "qk")
@@ -123,11 +123,30 @@ def tiles(case, start, valid, head):
     rows = [
         np.pad(y, (rest, (0, 0))) for y in (k * np.exp(sums), q * p.scale * np.exp(sums), k * np.exp(sums[-1] - sums))
     ]
-    return *rows, np.pad(t, (rest, rest)), np.pad(scores, (rest, rest)), np.exp(sums[-1])
+    return (*rows, np.pad(t, (rest, rest)), np.pad(scores, (rest, rest))), np.exp(sums[-1])
+
+
+def matrices(case, start, valid, head):
+    """(T, P [64, 64]), (a, c, d [64], decay, zeros) of one chunk of GDN, unrounded: the formulas, with padding rows 0."""
+    p, x = case.problem, case.x
+    at = slice(start, start + valid)
+    q, k = (x[n][at, head * x[n].shape[1] // p.heads] for n in "qk")
+    nq, nk = (1 / np.sqrt((y**2).sum(-1) + 1e-6) if p.l2norm else np.ones(valid) for y in (q, k))
+    beta, sums = x["beta"][at, head], np.cumsum(x["g"][at, head])
+    between = np.tril(np.exp(np.minimum(sums[:, None] - sums, 0)))
+    lower = np.tril(beta[:, None] * nk[:, None] * nk * (k @ k.T), -1)
+    t = between * np.linalg.inv(np.eye(valid) + lower) * beta
+    scores = between * p.scale * nq[:, None] * nk * (q @ k.T)
+    rest = (0, CHUNK - valid)
+    vectors = (np.exp(sums) * nk, np.exp(sums[-1] - sums) * nk, np.exp(sums) * p.scale * nq)
+    tail = [np.exp(sums[-1]), 0, 0, 0]
+    return (np.pad(t, (rest, rest)), np.pad(scores, (rest, rest))), np.concatenate(
+        [*(np.pad(y, rest) for y in vectors), tail]
+    )
 
 
 def records(case):
-    """What ``prepare_kda`` leaves in the workspace; the rest of it holds NaN."""
+    """What the prepare kernel leaves in the workspace; the rest of it holds NaN."""
     p = case.problem
     size = record_bytes(p)
     memory = np.full((record_slots(case.sizes["tokens"], len(case.lengths)) * p.heads, size), 0xFF, np.uint8)
@@ -136,8 +155,10 @@ def records(case):
         for chunk in range(-(-length // CHUNK)):
             slot = start // CHUNK + n + chunk
             for head in range(p.heads):
-                *operands, decays = tiles(case, start + chunk * CHUNK, min(CHUNK, length - chunk * CHUNK), head)
-                parts = [image(tile, MMA) for tile in operands] + [decays.astype(np.float32).view(np.uint8)]
+                made, vectors = (tiles if p.variant == "kda" else matrices)(
+                    case, start + chunk * CHUNK, min(CHUNK, length - chunk * CHUNK), head
+                )
+                parts = [image(tile, MMA) for tile in made] + [vectors.astype(np.float32).view(np.uint8)]
                 record = np.concatenate(parts)
                 memory[slot * p.heads + head, : len(record)] = record
     return memory.reshape(-1)
@@ -178,9 +199,8 @@ def run(case, *, summary=False, segments=1, workspace=None, ctas=None, **options
 
 
 def new_workspace(case, segments=1):
-    """KDA's records, then summaries, which hold NaN."""
-    p = case.problem
-    parts = [records(case)] if p.variant == "kda" else [np.zeros(0, np.uint8)]
+    """Records, then summaries, which hold NaN."""
+    p, parts = case.problem, [records(case)]
     offset = workspace_offsets(p, case.sizes["tokens"], len(case.lengths))[1]
     rest = offset - len(parts[0]) + max(256, summary_bytes(p, len(case.lengths), segments))
     return np.concatenate([*parts, np.full(rest, 0xFF, np.uint8)])

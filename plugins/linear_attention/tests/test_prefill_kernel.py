@@ -1,4 +1,4 @@
-"""The fused prefill of GDN in the emulator against the recurrence in fp64."""
+"""The scan of the prefill on GDN's K and Q and records, in the emulator, against the recurrence in fp64."""
 
 from __future__ import annotations
 

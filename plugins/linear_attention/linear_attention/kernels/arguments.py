@@ -34,7 +34,7 @@ _ALIGNED = 16
 class Args(NamedTuple):
     """tokens (T), sequences (N), pool (rows of states, 0 without), segments (S), sms (SMs of the GPU): Int32.
 
-    workspace   pointer to bytes, kda: its records (``records``); summaries: pointer to float32 in it; 256-byte aligned
+    workspace   pointer to bytes, the records (``records``); summaries: pointer to float32 in it; 256-byte aligned
     summaries   where S > 1, [N, HO, S, V + K, K]: of segment s < S - 1 rows 0..V-1 are the state that leaves it from a seed of 0
                 (s = 0: from the initial state), and once they are combined the state that leaves it; the others are rows of
                 the identity carried through it. Rows 0..V-1 of segment S - 1 are the initial state

@@ -1,11 +1,8 @@
 """The mbarriers of a prefill CTA and the positions in its rings. Imported by ``prefill`` and its warp roles.
 
     full, empty           of an operand stage: its tiles lie in shared memory [1: the loader]; they have been read [warps of the state]
-    scores                of the K and Q of a prepare warpgroup, which loads them itself [1]
     values, values_read   of a slab of V: likewise [1: its loader; warps of the state]
-    ready, free           of T, P and the vectors: they lie in their place [fused: the warps of a prepare warpgroup; prepared: 1, the
-                          loader]; they have been read [warps of the state]. ``free`` is of chunks by turns, twice as many as places: a
-                          prepare warpgroup may be two phases of a place ahead of the scan, and its parity would not tell
+    ready, free           of T, P and the vectors: likewise
     staged, stored        of a slab of O: it lies in its place [warps of the state]; it has been read [1: the output warp]
     tail[2]               the loads of a last, partial chunk, before its rows past the end are cleared: operands, values [1]
 
@@ -21,7 +18,7 @@ from cutlass import Int32, Int64, cute
 
 from ..layout import BARRIER_BYTES, PrefillLayout
 
-__all__ = ["Barriers", "Place", "advanced", "room"]
+__all__ = ["Barriers", "Place", "advanced"]
 
 _WARPS = 4  # of a warpgroup
 
@@ -33,18 +30,13 @@ class Place(NamedTuple):
     phase: Int32
 
 
-def advanced(place: Place, count: int, steps: int = 1) -> Place:
-    """``place`` moved on in a ring of ``count``, by at most ``count`` steps."""
+def advanced(place: Place, count: int) -> Place:
+    """The next place in a ring of ``count``."""
     if count == 1:
-        return Place(place.index, place.phase ^ (steps & 1))
-    index = place.index + steps
-    over = index >= count
-    return Place(cutlass.select_(over, index - count, index), place.phase ^ cutlass.select_(over, Int32(1), Int32(0)))
-
-
-def room(count: int) -> Place:
-    """Of the first chunk in ``free``: its place is free when the chunk ``count`` before it has been read. Wait for ``phase``."""
-    return Place(Int32(count), Int32(1))
+        return Place(place.index, place.phase ^ 1)
+    index = place.index + 1
+    over = index == count
+    return Place(cutlass.select_(over, Int32(0), index), place.phase ^ cutlass.select_(over, Int32(1), Int32(0)))
 
 
 class Barriers:
@@ -59,11 +51,10 @@ class Barriers:
             "tail": (2, 1),
             "full": (stages, 1),
             "empty": (stages, _WARPS * cluster),
-            "scores": (layout.scores.count, 1),
             "values": (values, 1),
             "values_read": (values, _WARPS),
-            "ready": (matrices, 1 if layout.prepared else _WARPS),
-            "free": (2 * matrices, _WARPS * cluster),
+            "ready": (matrices, 1),
+            "free": (matrices, _WARPS * cluster),
             "staged": (staging, _WARPS),
             "stored": (staging, 1),
         }

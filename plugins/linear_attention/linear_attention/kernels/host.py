@@ -1,8 +1,8 @@
 """The host function of a prefill: the launches of its kernels, one after the other. Imported by ``compile``.
 
-    kda       prepare                          records of all chunks
-    S > 1     summary, combine                 the state behind every segment
-              scan                             O and the final states
+              prepare               records of all chunks
+    S > 1     summary, combine      the state behind every segment
+              scan                  O and the final states
 
 S is the word ``segments``: one compiled function serves whole sequences and segments.
 """
@@ -31,24 +31,29 @@ class PrefillHost:
         self.problem = problem
         layout = plan_layout(problem)
         self.scan = Prefill(problem, layout)
-        self.kernel_parts: dict[str, Any] = {"scan": self.scan}
+        self.prepare = _prepare(problem)
+        self.kernel_parts: dict[str, Any] = {"scan": self.scan, "prepare": self.prepare}
         if not problem.batch_invariant:
             self.summary, self.combine = Prefill(problem, layout, summary=True), Combine(problem)
             self.kernel_parts |= {"combine": self.combine}
-        if problem.variant == "kda":
-            from .prepare_kda import PrepareKda
-
-            self.prepare = PrepareKda(problem)
-            self.kernel_parts["prepare"] = self.prepare
 
     @cute.jit
     def host(self, words: Int64, stream: cuda.CUstream):  # noqa: ANN201  the DSL reads return annotations
         """Launch."""
         args = unpack(self.problem, words)
-        if cutlass.const_expr(self.problem.variant == "kda"):
-            self.prepare.launch(args, stream)
+        self.prepare.launch(args, stream)
         if cutlass.const_expr(not self.problem.batch_invariant):  # noqa: SIM102  the inner one is a branch of host code
             if args.segments > 1:
                 self.summary.launch(args, stream)
                 self.combine.launch(args, stream)
         self.scan.launch(args, stream)
+
+
+def _prepare(problem: Problem) -> Any:
+    if problem.variant == "kda":
+        from .prepare_kda import PrepareKda
+
+        return PrepareKda(problem)
+    from .prepare_chunks_gdn import PrepareGdnChunks
+
+    return PrepareGdnChunks(problem)

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
 """The loader warps of the prefill: operand tiles of one chunk after the other, from memory into the rings. Imported by ``prefill``.
 
-One warp loads K and Q by TMA (fused), or K~, Q~, K- and, into their own ring, T, P and the decays by bulk copies of their images in the
-workspace (prepared). Another one loads slabs of V by TMA.
+One warp loads K and Q by TMA (gdn) or K~, Q~, K- (kda) and, into their own ring, T, P and the vectors. What is of a record comes by bulk
+copies of its images in the workspace. Another warp loads slabs of V by TMA.
 
 A chunk of fewer than 64 tokens is followed in memory by other sequences' tokens, NaN for all one knows. Its loads report to a barrier of
 their own; the warp clears the rows of K and V that are not the sequence's, and then reports the stage full itself. Rows of Q
@@ -44,17 +44,16 @@ class Loader:
         self.record = record = record_layout(problem)
         # (first byte, bytes) of what goes to a stage of operands, and from T on to a place of matrices
         self.tiles = ((0, record.q_in), (record.k_out, record.t - record.k_out)) if summary else ((0, record.t),)
-        rest = record.decay - record.t, record.used - record.decay
+        stop = -(-record.used // (_PIECE * cluster)) * (_PIECE * cluster)  # a share is of whole pieces
+        rest = record.decay - record.t, stop - record.decay
         self.squares = ((0, record.p - record.t), rest) if summary else ((0, sum(rest)),)
         self.barriers = Barriers(layout, cluster)
 
     def atoms(self, args: Args) -> tuple[Any, ...]:
-        """TMA atoms and tensors: of V; fused, also of K and Q, for all CTAs of the cluster and for one. For host code."""
+        """TMA atoms and tensors: of V; not prepared, also of K and Q. For host code."""
         made = [self._atom(args.v, SLAB, 1)]
         if not self.layout.prepared:
-            made += [
-                self._atom(x, self.problem.key, sharers) for sharers in (self.cluster, 1) for x in (args.k, args.q)
-            ]
+            made += [self._atom(x, self.problem.key, self.cluster) for x in (args.k, args.q)]
         return tuple(made)
 
     def _atom(self, tensor: cute.Tensor, columns: int, sharers: int) -> tuple[Any, Any]:
@@ -65,10 +64,13 @@ class Loader:
         return atom, coordinates
 
     @cute.jit
-    def load_operands(self, smem: cute.Pointer, atoms: tuple, args: Args, work: Work, stage: Place, tail: Int32):
-        """K and Q of a work item's chunks, from ``stage`` on. ``tail``: parity of the next partial chunk. By one warp."""
+    def load_tokens(
+        self, smem: cute.Pointer, atoms: tuple, args: Args, work: Work, stage: Place, slot: Place, tail: Int32
+    ):  # fmt: skip
+        """K and Q of a work item's chunks, from ``stage`` on, and their records. ``tail``: parity of the next partial chunk. By one warp."""
         lane, p, ring = cute.arch.lane_idx(), self.problem, self.layout.operands
         k_head, q_head = work.head * p.heads_k // p.heads, work.head * p.heads_q // p.heads
+        record = self.first_record(args, work)
         for chunk in cutlass.range(work.chunks, unroll=1):
             partial = (chunk == work.chunks - 1) & (work.valid < CHUNK)
             place = smem + (ring.start + stage.index * ring.size)
@@ -80,32 +82,19 @@ class Loader:
             self.load_tile(atoms[1], place, p.key, token, Int32(0), k_head, target, self.cluster)
             if cutlass.const_expr(not self.summary):
                 self.load_tile(atoms[2], place + self.layout.q, p.key, token, Int32(0), q_head, target, self.cluster)
+            self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
+            if lane == 0:
+                self.load_matrices(smem, record, slot)
             if partial:
                 self.finish(smem, "full", stage.index, 0, tail, place.toint(), p.key * 2 // LINE, work.valid, lane)
                 tail = tail ^ 1
-            stage = advanced(stage, ring.count)
-        return stage, tail
-
-    @cute.jit
-    def load_scores(
-        self, smem: cute.Pointer, atoms: tuple, work: Work, chunk: Int32, group: Int32, thread: Int32
-    ):  # fmt: skip
-        """K and Q of a chunk, if there is such a chunk, for prepare warpgroup ``group``. Rows past the end are what lies there. By its
-        first warp."""
-        p, ring = self.problem, self.layout.scores
-        if (chunk < work.chunks) & (thread < 32):
-            place, target = smem + (ring.start + group * ring.size), self.barriers.of(smem, "scores", group)
-            if thread == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size // (1 + self.summary))
-            token = work.first + chunk * CHUNK
-            self.load_tile(atoms[3], place, p.key, token, Int32(0), work.head * p.heads_k // p.heads, target, 1)
-            if cutlass.const_expr(not self.summary):
-                q_head = work.head * p.heads_q // p.heads
-                self.load_tile(atoms[4], place + self.layout.q, p.key, token, Int32(0), q_head, target, 1)
+            stage, slot = advanced(stage, ring.count), advanced(slot, self.layout.matrices.count)
+            record = record + Int64(p.heads * self.record.size)
+        return stage, slot, tail
 
     @cute.jit
     def load_values(self, smem: cute.Pointer, atom: tuple, work: Work, slab: Int32, stage: Place, tail: Int32):
-        """V of a work item's chunks: as ``load_operands``. By one warp."""
+        """V of a work item's chunks: as ``load_tokens``. By one warp."""
         lane, p, ring = cute.arch.lane_idx(), self.problem, self.layout.values
         head = work.head * p.heads_v // p.heads
         for chunk in cutlass.range(work.chunks, unroll=1):
@@ -123,22 +112,29 @@ class Loader:
         return stage, tail
 
     @cute.jit
-    def load_records(self, smem: cute.Pointer, args: Args, work: Work, stage: Place, slot: Place, free: Place):
+    def load_records(self, smem: cute.Pointer, args: Args, work: Work, stage: Place, slot: Place):
         """The prepared tiles of a work item's chunks. By one thread."""
-        operands, matrices, size = self.layout.operands, self.layout.matrices, self.record.size
-        record = args.workspace.toint() + (Int64(work.slot) * self.problem.heads + work.head) * size
+        operands, matrices = self.layout.operands, self.layout.matrices
+        record = self.first_record(args, work)
         for _ in cutlass.range(work.chunks, unroll=1):
             self.barriers.wait(smem, "empty", stage.index, stage.phase ^ 1)
             full = self.barriers.of(smem, "full", stage.index)
             self.load_parts((smem + (operands.start + stage.index * operands.size)).toint(), record, self.tiles, full)
-            self.barriers.wait(smem, "free", free.index, free.phase)
-            ready = self.barriers.of(smem, "ready", slot.index)
-            there = (smem + (matrices.start + slot.index * matrices.size)).toint()
-            self.load_parts(there, record + self.record.t, self.squares, ready)
+            self.barriers.wait(smem, "free", slot.index, slot.phase ^ 1)
+            self.load_matrices(smem, record, slot)
             stage, slot = advanced(stage, operands.count), advanced(slot, matrices.count)
-            free = advanced(free, 2 * matrices.count)
-            record = record + Int64(self.problem.heads * size)
-        return stage, slot, free
+            record = record + Int64(self.problem.heads * self.record.size)
+        return stage, slot
+
+    def first_record(self, args: Args, work: Work) -> Int64:
+        """Address of the record of a work item's first chunk."""
+        return args.workspace.toint() + (Int64(work.slot) * self.problem.heads + work.head) * self.record.size
+
+    def load_matrices(self, smem: cute.Pointer, record: Int64, slot: Place) -> None:
+        """T, P and the vectors of a record. By one thread."""
+        matrices, ready = self.layout.matrices, self.barriers.of(smem, "ready", slot.index)
+        place = (smem + (matrices.start + slot.index * matrices.size)).toint()
+        self.load_parts(place, record + self.record.t, self.squares, ready)
 
     def load_parts(
         self, place: Int32, address: Int64, parts: tuple[tuple[int, int], ...], target: cute.Pointer

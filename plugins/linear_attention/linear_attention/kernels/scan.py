@@ -38,13 +38,12 @@ _A, _C, _D, _DECAY = 0, 256, 512, 768  # bytes, in the vectors
 
 
 class Places(NamedTuple):
-    """The next places in the rings of operands, of T and P, of slabs of O and of V, and of what says that T and P are read."""
+    """The next places in the rings of operands, of T and P, of slabs of O and of V."""
 
     operands: Place
     matrices: Place
     staging: Place
     values: Place
-    read: Place
 
 
 class Scan:
@@ -85,7 +84,7 @@ class Scan:
         # A lane's line of matrix lane / 8 of 16 tokens x 16 rows of V: lines of the slab are tokens.
         across = (8 * (lane >> 4) + lane % 8) * 128 + (((2 * warp + (lane >> 3 & 1)) ^ (lane % 8)) << 4)
         operands, matrices = self.layout.operands, self.layout.matrices
-        stage, slot, slab, value, read = places
+        stage, slot, slab, value = places
         place = base + (operands.start + stage.index * operands.size)
         self.barriers.wait(smem, "full", stage.index, stage.phase)
         words = tuple(tiles.packed(self.keys, x))
@@ -131,22 +130,21 @@ class Scan:
             if more:
                 self.barriers.release(smem, "empty", stage.index, lane)
             if cutlass.const_expr(self.summary):
-                self.barriers.release(smem, "free", read.index, lane)
+                self.barriers.release(smem, "free", slot.index, lane)
             if cutlass.const_expr(not self.summary):
                 tiles.wait(1)
                 tiles.kept(u)
-                self.stage(smem, slab, read, tiles.landed(o), across, lane)
+                self.stage(smem, slab, slot, tiles.landed(o), across, lane)
                 slab = advanced(slab, self.layout.staging.count)
             stage, slot, value = after, advanced(slot, matrices.count), advanced(value, self.layout.values.count)
-            read = advanced(read, 2 * matrices.count)
         tiles.wait(0)
         tiles.kept(words)
         tiles.landed(r)
         self.barriers.release(smem, "empty", stage.index, lane)
-        return x, Places(advanced(stage, operands.count), slot, slab, value, read)
+        return x, Places(advanced(stage, operands.count), slot, slab, value)
 
     @cute.jit
-    def stage(self, smem: cute.Pointer, slab: Place, read: Place, o: list, across: Int32, lane: Int32):
+    def stage(self, smem: cute.Pointer, slab: Place, slot: Place, o: list, across: Int32, lane: Int32):
         """O of a chunk to its place in shared memory, [token][v]; its T, P and vectors have been read."""
         ring = self.layout.staging
         words = tiles.packed(self.io, o)
@@ -158,7 +156,7 @@ class Scan:
         cute.arch.sync_warp()
         if lane == 0:
             self.barriers.arrive(smem, "staged", slab.index)
-        self.barriers.release(smem, "free", read.index, lane)
+        self.barriers.release(smem, "free", slot.index, lane)
 
     # Issued in halves: what the second one needs is rounded while the first one runs.
 

@@ -22,7 +22,7 @@ class Work(NamedTuple):
     first   the first token
     chunks  of 64 tokens, none of an empty segment
     valid   tokens of the last chunk, 1 to 64
-    slot    of the first chunk in the workspace: see ``layout.record_slots``
+    slot    of the first chunk in the workspace: see ``records.record_slots``
     """
 
     sequence: Int32
