@@ -39,10 +39,10 @@ from ..layout import MMA
 from ..problem import Problem
 from ..records import CHUNK, record_layout
 from .arguments import Args
+from .chunks import find_chunk, send
 from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores, fragment_address, raw_scores
 from .gates import Beta, Gate
 from .inverse import SCRATCH_BYTES
-from .kda_chunks import find_chunk
 from .kda_gates import Decays
 from .kda_lower import put_lower, write_t
 from .kda_words import (
@@ -467,17 +467,6 @@ class PrepareKda:
             if column > warp:
                 zero = Int32(0)
                 store_words(at.p + (warp * GROUP + line) * LINE + ((column ^ line) << 4), [zero] * 4)
-
-
-def send(smem: Int32, record: Int64, *spans: tuple[int, int]) -> None:
-    """Spans of bytes of the record go to memory. By one thread."""
-    for start, stop in spans:
-        assembly(
-            f"cp.async.bulk.global.shared::cta.bulk_group [$i0], [$i1], {stop - start};",
-            inputs=[record + start, smem + start],
-            memory=True,
-        )
-    cute.arch.cp_async_bulk_commit_group()
 
 
 # A method call in a branch of the trace would make a value of the branch of its object.

@@ -1,16 +1,18 @@
-"""Which chunk a slot of the workspace belongs to. Device code, imported by ``prepare_kda``."""
+"""What the prepare kernels share: which chunk a slot of the workspace has, and how its record gets there. Device code, imported by
+``prepare_kda`` and ``prepare_chunks_gdn``."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Int32, Int64, cute
 
 from ..records import CHUNK
 from .arguments import Args, held
+from .tiles import assembly
 
-__all__ = ["Chunk", "find_chunk"]
+__all__ = ["Chunk", "find_chunk", "send"]
 
 _WARP = 32
 
@@ -54,3 +56,14 @@ def _owner(args: Args, slot: Int32) -> Owner:
         found += parts * part
         count = cutlass.select_(part == 1, Int32(0), cutlass.min(part, count - parts * part))
     return Owner(found, start, stop)
+
+
+def send(smem: Int32, record: Int64, *spans: tuple[int, int]) -> None:
+    """Spans of bytes of the record go to memory. By one thread."""
+    for start, stop in spans:
+        assembly(
+            f"cp.async.bulk.global.shared::cta.bulk_group [$i0], [$i1], {stop - start};",
+            inputs=[record + start, smem + start],
+            memory=True,
+        )
+    cute.arch.cp_async_bulk_commit_group()
