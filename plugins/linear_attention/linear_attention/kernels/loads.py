@@ -44,8 +44,7 @@ class Loader:
         self.record = record = record_layout(problem)
         # (first byte, bytes) of what goes to a stage of operands, and from T on to a place of matrices
         self.tiles = ((0, record.q_in), (record.k_out, record.t - record.k_out)) if summary else ((0, record.t),)
-        stop = -(-record.used // (_PIECE * cluster)) * (_PIECE * cluster)  # a share is of whole pieces
-        rest = record.decay - record.t, stop - record.decay
+        rest = record.decay - record.t, record.used - record.decay
         self.squares = ((0, record.p - record.t), rest) if summary else ((0, sum(rest)),)
         self.barriers = Barriers(layout, cluster)
 
@@ -142,9 +141,13 @@ class Loader:
         """Bulk copies of this CTA's share of parts (first byte, bytes) of a record. By one thread."""
         cute.arch.mbarrier_arrive_and_expect_tx(target, sum(size for _, size in parts))
         for first, size in parts:
-            share = size // self.cluster
-            mine = first if self.cluster == 1 else cute.arch.block_idx_in_cluster() * share + first
-            bulk_load(place + mine, address + mine, share, target, self.cluster)
+            if self.cluster == 1:
+                bulk_load(place + first, address + first, size, target)
+                continue
+            rank, share = cute.arch.block_idx_in_cluster(), -(-size // (2 * _PIECE)) * _PIECE
+            mine, rest = rank * share + first, size - share  # of whole pieces: the last share may be smaller
+            count = share if share == rest else Int32(share - rank * (share - rest))
+            bulk_load(place + mine, address + mine, count, target, self.cluster)
 
     def target(self, smem: cute.Pointer, row: str, index: Int32, tail: int, partial: Any) -> cute.Pointer:
         """The barrier that a chunk's loads report to."""
@@ -186,13 +189,15 @@ class Loader:
             self.barriers.arrive(smem, row, index)
 
 
-def bulk_load(place: Int32, address: Int64, size: int, target: cute.Pointer, sharers: int = 1) -> None:
+def bulk_load(place: Int32, address: Int64, size: int | Int32, target: cute.Pointer, sharers: int = 1) -> None:
     """Copy ``size`` bytes of global memory to shared memory, of all CTAs of a cluster of ``sharers``; they count at the barrier ``target``."""
     kind = ".multicast::cluster" if sharers > 1 else ""
     mask = f", {(1 << sharers) - 1}" if sharers > 1 else ""
+    fixed = isinstance(size, int)
+    count = size if fixed else "$i3"
     assembly(
-        f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{kind} [$i0], [$i1], {size}, [$i2]{mask};",
-        inputs=[place, address, target.toint()],
+        f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{kind} [$i0], [$i1], {count}, [$i2]{mask};",
+        inputs=[place, address, target.toint(), *([] if fixed else [size])],
         memory=True,
     )
 
