@@ -25,7 +25,8 @@ error of O goes from 6e-3 to 3e-3 (model of the scan in fp64, with T in fp16).
     barrier
     Q K^T                          warp c: rows 16c to 16c + 15 of P, columns 16c to 16c + 15 of A' and T; fence
 
-All warps run one stream of instructions (``inverse.columns``): registers are chosen by selects, places by the warp. Imported by ``prefill``.
+All warps run one stream of instructions (``inverse.columns``): registers are chosen by selects, places by the warp. Imported by
+``prepare_chunks_gdn``.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ class _Tokens(NamedTuple):
 
 
 class PrepareGdn:
-    """Of a problem with the variant gdn, whose ``io`` is the type of the K and Q tiles. ``summary``: without P and d; Q is not read.
+    """Of a problem with the variant gdn, whose ``io`` is the type of the K and Q tiles.
 
     ``scratch_bytes``: what ``run`` needs at ``scratch_addr``."""
 
     scratch_bytes = -(-_END // 1024) * 1024
 
-    def __init__(self, problem: Problem, *, summary: bool = False) -> None:
-        self.problem, self.summary = problem, summary
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
         self.gate, self.beta = Gate.of(problem), Beta.of(problem)
 
     def parameters(self, args: Args, head: Int32) -> tuple[Float32, Float32]:
@@ -127,20 +128,19 @@ class PrepareGdn:
         warp = cute.arch.make_warp_uniform(thread // 32)
         kk = scores.issue(p.io, p.key, k_addr, k_addr)
         # With norms too, registers are short until the first product has been used: the second one is issued behind it.
-        qk = [] if self.summary or p.l2norm else scores.issue(p.io, p.key, q_addr, k_addr)
+        qk = [] if p.l2norm else scores.issue(p.io, p.key, q_addr, k_addr)
         tokens = self._tokens(g, beta, amplitude, bias, valid, lane)
-        rows = _Rows(p, tokens, 0 if self.summary else q_addr, warp, lane, valid)
+        rows = _Rows(p, tokens, q_addr, warp, lane, valid)
         stage = _Stage(p, scratch_addr, t_addr, p_addr, warp, thread, lane, tokens, rows)
         tiles.wait(int(bool(qk)))
         kk = _cleaned(tiles.landed(kk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         stage.put_lower(kk)
-        if p.l2norm and not self.summary:
+        if p.l2norm:
             qk = scores.issue(p.io, p.key, q_addr, k_addr)
         invert_diagonal(scratch_addr, warp, lane)
-        if not self.summary:
-            tiles.wait(0)
-            stage.qk = _cleaned(tiles.landed(qk), rows.inside, valid)
+        tiles.wait(0)
+        stage.qk = _cleaned(tiles.landed(qk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         release()
         stage.put_before()
@@ -189,14 +189,14 @@ def _clear(tile: Int32, first: Int32, warp: Int32, lane: Int32) -> None:
 
 
 class _Rows:
-    """Rows g and g + 8 of a warp, g = lane / 4: ``inside`` if they are tokens, sums of gates, betas, and what scales q (``q_addr`` 0: none)."""
+    """Rows g and g + 8 of a warp, g = lane / 4: ``inside`` if they are tokens, sums of gates, betas, and what scales q."""
 
-    def __init__(self, p: Problem, tokens: _Tokens, q_addr: Any, warp: Int32, lane: Int32, valid: Int32) -> None:
+    def __init__(self, p: Problem, tokens: _Tokens, q_addr: Int32, warp: Int32, lane: Int32, valid: Int32) -> None:
         rows = [BLOCK * warp + (lane >> 2) + 8 * half for half in range(2)]
         self.inside = [row < valid for row in rows]
         self.sums, self.betas = _of_rows(tokens.sums, rows), _of_rows(tokens.betas, rows)
         self.scales = [Float32(p.scale)] * 2
-        if p.l2norm and not isinstance(q_addr, int):
+        if p.l2norm:
             squares = scores.squares(p.io, p.key, q_addr, warp, lane)
             scales = [Float32(p.scale) * w.rsqrt(x + Float32(_NORM_EPSILON)) for x in squares]
             self.scales = [w.chosen(x, y, Float32(0.0)) for x, y in zip(self.inside, scales, strict=True)]
@@ -314,7 +314,7 @@ class _Stage:
         """Bytes to the lane's row in a vector: row g of the warp's rows in lanes of even t, g + 8 in the others."""
         return (self.lane >> 2) * 4 + (self.lane & 1) * 32 + 4 * BLOCK * self.warp
 
-    def put_vectors(self, vectors: Int32, summary: bool) -> None:
+    def put_vectors(self, vectors: Int32) -> None:
         """Of the warp's rows: a and d by lanes with t < 2, c by the others."""
         rows, lane, last = self.of_rows, self.lane, self.tokens.total
         odd, second = (lane & 1) == 1, (lane & 2) == 2
@@ -325,8 +325,7 @@ class _Stage:
         norm = w.chosen(odd, self.norms[1], self.norms[0]) if self.norms else None
         at = w.chosen(second, Int32(VECTORS["c"]), Int32(VECTORS["a"]))
         w.store_words(place + at, [value if norm is None else value * norm])
-        if not summary:
-            w.when((lane & 2) == 0, lambda: w.store_words(place + VECTORS["d"], [value * scale]))
+        w.when((lane & 2) == 0, lambda: w.store_words(place + VECTORS["d"], [value * scale]))
         w.when((self.warp == 0) & (lane == 0), lambda: w.store_words(vectors + VECTORS["decay"], [w.exp2(last)]))
 
     def put_t(self, r: Int32, c: Int32, values: Sequence[Float32]) -> None:
@@ -356,34 +355,31 @@ class _Stage:
         """P left of the warp's diagonal block, which is kept for later, and the zeros around. So that the registers of ``qk`` are free."""
         zeros, warp = [Uint32(0)] * 4, self.warp
         rows = [x * y for x, y in zip(self.of_rows.scales, self.rows, strict=True)]
-        self.kept = self.own(self.qk) if self.qk else []
+        self.kept = self.own(self.qk)
 
         def before(m: int) -> None:
             w.store_words(self.t_place + m * (BLOCK * 128), zeros)
-            if self.qk:
-                columns = self.columns(m)
-                if self.problem.l2norm:
-                    norms = self.load_columns(_NORMS, m)
-                    columns = [[x * y for x, y in zip(*pair, strict=True)] for pair in zip(columns, norms, strict=True)]
-                self.store_p(m, self.scaled(self.qk[8 * m : 8 * m + 8], rows, columns))
+            columns = self.columns(m)
+            if self.problem.l2norm:
+                norms = self.load_columns(_NORMS, m)
+                columns = [[x * y for x, y in zip(*pair, strict=True)] for pair in zip(columns, norms, strict=True)]
+            self.store_p(m, self.scaled(self.qk[8 * m : 8 * m + 8], rows, columns))
 
         for m in range(BLOCKS - 1):
             w.when(warp > m, lambda m=m: before(m))
-            if self.qk:
-                w.when(warp <= m, lambda m=m: w.store_words(self.p_place(m + 1), zeros))
+            w.when(warp <= m, lambda m=m: w.store_words(self.p_place(m + 1), zeros))
 
     def put_rest(self, vectors: Int32) -> None:
         """The diagonal block of P, and the vectors."""
-        self.put_vectors(vectors, not self.kept)
-        if self.kept:
-            values = self.on_diagonal(self.kept, self.of_rows.scales)
-            lower = (self.lane >> 2) - (self.lane & 3) * 2  # i - j in the 8 x 8 matrices on the diagonal
-            for i in (0, 1, 6, 7):
-                values[i] = w.chosen(lower >= i % 2, values[i], Float32(0.0))
-            if self.problem.l2norm:
-                norms = self.load_columns(_NORMS, self.warp)
-                values = [x * norms[i // 4][i % 2] for i, x in enumerate(values)]
-            self.store_p(self.warp, values)
+        self.put_vectors(vectors)
+        values = self.on_diagonal(self.kept, self.of_rows.scales)
+        lower = (self.lane >> 2) - (self.lane & 3) * 2  # i - j in the 8 x 8 matrices on the diagonal
+        for i in (0, 1, 6, 7):
+            values[i] = w.chosen(lower >= i % 2, values[i], Float32(0.0))
+        if self.problem.l2norm:
+            norms = self.load_columns(_NORMS, self.warp)
+            values = [x * norms[i // 4][i % 2] for i, x in enumerate(values)]
+        self.store_p(self.warp, values)
 
     def p_place(self, column: Any) -> Any:
         return self.p_line + ((self.p_piece ^ (2 * column)) << 4)
