@@ -79,7 +79,7 @@ class Places(NamedTuple):
     totals    float32 [8][K]: the product of a warp's decays
     lower     scratch of the inverse
     parked    q rows of ``diagonal.Tokens``, float32
-    gates     g, 4 K bytes a token; where K-, T and P come later
+    gates     g, 16 K bytes for 4 tokens; where K-, T and P come later
     """
 
     k_in: Int32
@@ -227,11 +227,7 @@ class PrepareKda:
         """Copy the warp's tokens: q and k to their tiles, g line after line; zeros of those that the chunk has not."""
         p = self.problem
         lane = cute.arch.lane_idx()
-        for tensor, dtype, heads, tile in (
-            (args.k, p.io, p.heads_k, at.k_in),
-            (args.q, p.io, p.heads_q, at.q_in),
-            (args.g, p.gate_dtype, p.heads, at.gates),
-        ):
+        for (tensor, dtype, heads), tile in zip(self.sources(args), (at.k_in, at.q_in, at.gates), strict=True):
             size = _BYTES[dtype]
             pieces = p.key * size // 16  # of a token: 8, 16 or 32
             line, piece = lane // pieces, lane % pieces
@@ -241,7 +237,7 @@ class PrepareKda:
             for i in range(0, GROUP, 32 // pieces):
                 token = i + line
                 if tile is at.gates:
-                    target = tile + (warp * GROUP + token) * (p.key * 4) + piece * 16
+                    target = self.gates_of(at, warp, i) + line * (p.key * size) + piece * 16
                 else:
                     lines = (piece // 8) * CHUNK + warp * GROUP + token
                     target = tile + lines * LINE + (((piece % 8) ^ token) << 4)
@@ -249,33 +245,37 @@ class PrepareKda:
 
     @cute.jit
     def prefetch_next(self, args: Args, first: Int32, slot: Int32, head: Int32, warp: Int32):
-        """Bring a later CTA's q, k and g to the L2 cache: of the one that takes this one's place on the SM, if all tokens are of one sequence."""
+        """Bring q, k and g of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one
+        sequence. One tensor a warp, two tokens a lane."""
         p = self.problem
-        ahead = (args.sms * self.resident + head) // p.heads
-        other, head = slot - ahead, (args.sms * self.resident + head) - ahead * p.heads
-        lane = cute.arch.lane_idx()
-        token = cutlass.max(first - ahead * CHUNK, 0) + warp * GROUP + lane % GROUP
-        if (other >= 0) & (lane < 3 * GROUP):
-            token = cutlass.min(token, args.tokens - 1)
-            places = [
-                tensor.iterator.toint()
-                + Int64(token) * (Int64(tensor.stride[0]) * _BYTES[dtype])
-                + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * _BYTES[dtype])
-                for tensor, dtype, heads in (
-                    (args.k, p.io, p.heads_k),
-                    (args.q, p.io, p.heads_q),
-                    (args.g, p.gate_dtype, p.heads),
-                )
-            ]
-            size = p.key * _BYTES[p.io], p.key * _BYTES[p.gate_dtype]
-            place = select(lane < GROUP, places[0], select(lane < 2 * GROUP, places[1], places[2]))
-            prefetch(place, select(lane < 2 * GROUP, Int32(size[0]), Int32(size[1])))
+        ahead = (args.sms * self.resident + p.heads - 1) // p.heads
+        if ahead <= slot:
+            token = cutlass.max(first - ahead * CHUNK, 0) + cute.arch.lane_idx()
+            for i in cutlass.range_constexpr(3):
+                tensor, dtype, heads = self.sources(args)[i]
+                if warp == i:
+                    size = _BYTES[dtype]
+                    source = tensor.iterator.toint() + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * size)
+                    for half in cutlass.range_constexpr(2):
+                        line = cutlass.min(token + half * 32, args.tokens - 1)
+                        prefetch(source + Int64(line) * (Int64(tensor.stride[0]) * size), Int32(p.key * size))
+
+    def sources(self, args: Args) -> tuple[tuple[Any, str, int], ...]:
+        """k, q and g: tensor, type, heads."""
+        p = self.problem
+        return (args.k, p.io, p.heads_k), (args.q, p.io, p.heads_q), (args.g, p.gate_dtype, p.heads)
+
+    def gates_of(self, at: Places, warp: Int32, token: int) -> Int32:
+        """The line of a token's gates. A quad has 16 K bytes, of which those that ``Beside`` has for Q are written in any case."""
+        key, size = self.problem.key, _BYTES[self.problem.gate_dtype]
+        quad, line = divmod(token, QUAD)
+        return at.gates + (warp * GROUP + quad * QUAD) * (key * 4) + ((4 - size) * QUAD * key + line * (key * size))
 
     def gates(self, at: Places, warp: Int32, token: int) -> list[Any]:
         """This lane's channels of g of a token."""
         dtype = self.problem.gate_dtype
         size = _BYTES[dtype]
-        place = at.gates + (warp * GROUP + token) * (self.problem.key * 4) + self.lane_channel() * size
+        place = self.gates_of(at, warp, token) + self.lane_channel() * size
         if dtype == "float32":
             return load_floats(place, self.channels)
         return [value for word in load_words(place, self.channels // 2) for value in unpacked(dtype, word)]
