@@ -10,7 +10,7 @@ inside a warp, in its lines of the tiles of K~ and Q~, then with a barrier of th
     level 16                                           | level 32's to the tile of K~ and to level 8's lines of Q~
     level 32                                           | K- to its tile
     K-, P to memory; K~ and Q~ to their tiles          |
-    the inverse of I + M, and T, by warps 0 to 3       | K~ and Q~ to memory, by a thread of the others
+    the inverse of I + M, and T, by warps 0 to 3       | K~ and Q~ to memory by warp 4; the L2 cache gets a later CTA's q, k and g
 
 The last chunks come first: the scan begins with the first ones, which are then in the L2 cache.
 
@@ -19,9 +19,9 @@ Operands have the norms and the scale in them and are rounded once, to ``layout.
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 22,300 instructions of a warp with everything in it, and spills six registers of a thread. Two share an SM, as
-registers and shared memory allow, of 64 channels three. With more of them spilled, their traffic through the L2 cache was as large as the
-records'. It is touchy: the order of what comes behind the first barrier changes the number of spilled registers from 0 to 20.
+A CTA of 128 channels runs 22,300 instructions of a warp with everything in it, and spills no register. Two share an SM, as registers and
+shared memory allow, of 64 channels three. When 18 registers of a thread were spilled, that traffic through the L2 cache was as large as the
+records'. It is touchy: what is live across the barriers, and the order of stores behind them, make 0 or 20 of it.
 
 Imported by the prefill's host function.
 """
@@ -149,7 +149,6 @@ class PrepareKda:
         self.load(args, at, first, valid, head, warp)
         decays = Decays(self.gate, self.amplitude(args, head), self.biases(args, head))
         beta = self.betas(args, first, valid, head, warp)
-        self.prefetch_next(args, first, slot, head, warp)
         copies_done()
         address, behind_k = fragment_address(at.q_in, at.k_in, warp * GROUP), at.q_in - at.k_in
         raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
@@ -196,6 +195,7 @@ class PrepareKda:
             write_t(MMA, at.lower, at.t, record + layout.t, at.beta, thread, INVERSE_BARRIER)
         else:
             cute.arch.barrier(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
+            self.prefetch_next(args, first, slot, head, warp - 5)
             if thread == THREADS // 2:
                 send(smem, record, (layout.k_in, layout.k_out), (layout.decay, layout.used))
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -246,7 +246,7 @@ class PrepareKda:
     @cute.jit
     def prefetch_next(self, args: Args, first: Int32, slot: Int32, head: Int32, warp: Int32):
         """Bring q, k and g of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one
-        sequence. One tensor a warp, two tokens a lane."""
+        sequence. By warps 0 to 2, one tensor each, two tokens a lane."""
         p = self.problem
         ahead = (args.sms * self.resident + p.heads - 1) // p.heads
         if ahead <= slot:
