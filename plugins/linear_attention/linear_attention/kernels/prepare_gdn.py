@@ -143,6 +143,7 @@ class PrepareGdn:
             stage.qk = _cleaned(tiles.landed(qk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         release()
+        cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
         stage.put_before()
         columns(scratch_addr, warp, lane, stage.put_t, besides=lambda: stage.put_rest(vec_addr))
         w.when(valid < CHUNK, lambda: _clear(t_addr, valid, warp, lane))
