@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GdnDecode", "KdaDecode"]
 
-NOTES = frozenset(("deterministic", "cuda_graph", "emulated_only"))
+NOTES = frozenset(("deterministic", "cuda_graph"))  # of every plan
 
 
 class _Decode:
@@ -73,7 +73,8 @@ class _Decode:
         first = default_config(lowered.problem, self._sequences(graph, lowered), ctx.device.sm_count)
         others = [config for config in configs(lowered.problem) if config != first]
         plans = tuple(PlanConfig("", {"tile_v": config.rows}) for config in (first, *others))
-        return Support(plans, workspace=0, notes=NOTES)
+        ran = "ran_on_h200" if ctx.device.compute_capability == (9, 0) else "emulated_only"
+        return Support(plans, workspace=0, notes=NOTES | {ran})
 
     def _sequences(self, graph: FrozenGraph, lowered: Lowered) -> int:
         """How many there are, of runtime sizes the hint."""

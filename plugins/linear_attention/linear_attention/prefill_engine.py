@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GdnSm90", "KdaSm90"]
 
-NOTES = frozenset(("approximate_math", "cuda_graph", "deterministic", "emulated_only"))
+NOTES = frozenset(("approximate_math", "cuda_graph", "deterministic", "ran_on_h200"))
 
 
 class _Prefill:

@@ -115,8 +115,8 @@ def columns(scratch: Int32, warp: Int32, lane: Int32, emit: Emit, *, besides: Ca
     inside the branch of the one before, which warps with r <= 3 take. Blocks with r < c are 0 and not emitted. ``besides()`` is called
     behind the first: work that the compiler can put where products are waited for.
 
-    All warps run one stream of instructions. Four copies with constant places had fewer, and took three times as long on an H200: each of
-    them ran once a chunk, and had to be fetched for it. Ends with a fence of the thread's writes to shared memory for the async proxy.
+    All warps run one stream of instructions. Of four copies with constant places each runs once a chunk and has to be fetched for it: on an
+    H200 half of the stalls in them were those of instruction fetch. Ends with a fence of the thread's writes to shared memory for the async proxy.
     """
     _Column(scratch, warp, lane, emit, besides).run()
     fence_shared()

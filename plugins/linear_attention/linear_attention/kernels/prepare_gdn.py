@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import cutlass
@@ -143,6 +144,7 @@ class PrepareGdn:
         stage.qk = _cleaned(tiles.landed(qk), rows.inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         release()
+        cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
         stage.put_before()
         columns(scratch_addr, warp, lane, stage.put_t, besides=lambda: stage.put_rest(vec_addr))
         w.when(valid < CHUNK, lambda: _clear(t_addr, valid, warp, lane))
@@ -308,7 +310,7 @@ class _Stage:
 
         w.when(warp > 0, beside)
         for m in range(BLOCKS - 2):
-            w.when(warp > m + 1, lambda m=m: far(m))
+            w.when(warp > m + 1, partial(far, m))
 
     def row_place(self) -> Int32:
         """Bytes to the lane's row in a vector: row g of the warp's rows in lanes of even t, g + 8 in the others."""
@@ -366,8 +368,8 @@ class _Stage:
             self.store_p(m, self.scaled(self.qk[8 * m : 8 * m + 8], rows, columns))
 
         for m in range(BLOCKS - 1):
-            w.when(warp > m, lambda m=m: before(m))
-            w.when(warp <= m, lambda m=m: w.store_words(self.p_place(m + 1), zeros))
+            w.when(warp > m, partial(before, m))
+            w.when(warp <= m, partial(self.zero_p, m + 1))
 
     def put_rest(self, vectors: Int32) -> None:
         """The diagonal block of P, and the vectors."""
@@ -383,6 +385,9 @@ class _Stage:
 
     def p_place(self, column: Any) -> Any:
         return self.p_line + ((self.p_piece ^ (2 * column)) << 4)
+
+    def zero_p(self, column: int) -> None:
+        w.store_words(self.p_place(column), [Uint32(0)] * 4)
 
     def store_p(self, column: Any, values: Sequence[Float32]) -> None:
         words = [w.pack(MMA, *values[i : i + 2]) for i in range(0, 8, 2)]

@@ -10,7 +10,7 @@ inside a warp, in its lines of the tiles of K~ and Q~, then with a barrier of th
     level 16                                           | level 32's to the tile of K~ and to level 8's lines of Q~
     level 32                                           | K- to its tile
     K-, P to memory; K~ and Q~ to their tiles          |
-    the inverse of I + M, and T, by warps 0 to 3       | K~ and Q~ to memory, by a thread of the others
+    the inverse of I + M, and T, by warps 0 to 3       | K~ and Q~ to memory by warp 4; the L2 cache gets a later CTA's q, k and g
 
 The last chunks come first: the scan begins with the first ones, which are then in the L2 cache.
 
@@ -19,9 +19,9 @@ Operands have the norms and the scale in them and are rounded once, to ``layout.
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 22,300 instructions of a warp with everything in it, and spills six registers of a thread. Two share an SM, as
-registers and shared memory allow, of 64 channels three. With more of them spilled, their traffic through the L2 cache was as large as the
-records'. It is touchy: the order of what comes behind the first barrier changes the number of spilled registers from 0 to 20.
+A CTA of 128 channels runs 22,300 instructions of a warp with everything in it, and spills no register. Two share an SM, as registers and
+shared memory allow, of 64 channels three. When 18 registers of a thread were spilled, that traffic through the L2 cache was as large as the
+records'. It is touchy: what is live across the barriers, and the order of stores behind them, make 0 or 20 of it.
 
 Imported by the prefill's host function.
 """
@@ -79,7 +79,7 @@ class Places(NamedTuple):
     totals    float32 [8][K]: the product of a warp's decays
     lower     scratch of the inverse
     parked    q rows of ``diagonal.Tokens``, float32
-    gates     g, 4 K bytes a token; where K-, T and P come later
+    gates     g, 16 K bytes for 4 tokens; where K-, T and P come later
     """
 
     k_in: Int32
@@ -149,7 +149,6 @@ class PrepareKda:
         self.load(args, at, first, valid, head, warp)
         decays = Decays(self.gate, self.amplitude(args, head), self.biases(args, head))
         beta = self.betas(args, first, valid, head, warp)
-        self.prefetch_next(args, first, slot, head, warp)
         copies_done()
         address, behind_k = fragment_address(at.q_in, at.k_in, warp * GROUP), at.q_in - at.k_in
         raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
@@ -196,6 +195,7 @@ class PrepareKda:
             write_t(MMA, at.lower, at.t, record + layout.t, at.beta, thread, INVERSE_BARRIER)
         else:
             cute.arch.barrier(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
+            self.prefetch_next(args, first, slot, head, warp - 5)
             if thread == THREADS // 2:
                 send(smem, record, (layout.k_in, layout.k_out), (layout.decay, layout.used))
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -227,11 +227,7 @@ class PrepareKda:
         """Copy the warp's tokens: q and k to their tiles, g line after line; zeros of those that the chunk has not."""
         p = self.problem
         lane = cute.arch.lane_idx()
-        for tensor, dtype, heads, tile in (
-            (args.k, p.io, p.heads_k, at.k_in),
-            (args.q, p.io, p.heads_q, at.q_in),
-            (args.g, p.gate_dtype, p.heads, at.gates),
-        ):
+        for (tensor, dtype, heads), tile in zip(self.sources(args), (at.k_in, at.q_in, at.gates), strict=True):
             size = _BYTES[dtype]
             pieces = p.key * size // 16  # of a token: 8, 16 or 32
             line, piece = lane // pieces, lane % pieces
@@ -241,7 +237,7 @@ class PrepareKda:
             for i in range(0, GROUP, 32 // pieces):
                 token = i + line
                 if tile is at.gates:
-                    target = tile + (warp * GROUP + token) * (p.key * 4) + piece * 16
+                    target = self.gates_of(at, warp, i) + line * (p.key * size) + piece * 16
                 else:
                     lines = (piece // 8) * CHUNK + warp * GROUP + token
                     target = tile + lines * LINE + (((piece % 8) ^ token) << 4)
@@ -249,33 +245,37 @@ class PrepareKda:
 
     @cute.jit
     def prefetch_next(self, args: Args, first: Int32, slot: Int32, head: Int32, warp: Int32):
-        """Bring a later CTA's q, k and g to the L2 cache: of the one that takes this one's place on the SM, if all tokens are of one sequence."""
+        """Bring q, k and g of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one
+        sequence. By warps 0 to 2, one tensor each, two tokens a lane."""
         p = self.problem
-        ahead = (args.sms * self.resident + head) // p.heads
-        other, head = slot - ahead, (args.sms * self.resident + head) - ahead * p.heads
-        lane = cute.arch.lane_idx()
-        token = cutlass.max(first - ahead * CHUNK, 0) + warp * GROUP + lane % GROUP
-        if (other >= 0) & (lane < 3 * GROUP):
-            token = cutlass.min(token, args.tokens - 1)
-            places = [
-                tensor.iterator.toint()
-                + Int64(token) * (Int64(tensor.stride[0]) * _BYTES[dtype])
-                + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * _BYTES[dtype])
-                for tensor, dtype, heads in (
-                    (args.k, p.io, p.heads_k),
-                    (args.q, p.io, p.heads_q),
-                    (args.g, p.gate_dtype, p.heads),
-                )
-            ]
-            size = p.key * _BYTES[p.io], p.key * _BYTES[p.gate_dtype]
-            place = select(lane < GROUP, places[0], select(lane < 2 * GROUP, places[1], places[2]))
-            prefetch(place, select(lane < 2 * GROUP, Int32(size[0]), Int32(size[1])))
+        ahead = (args.sms * self.resident + p.heads - 1) // p.heads
+        if ahead <= slot:
+            token = cutlass.max(first - ahead * CHUNK, 0) + cute.arch.lane_idx()
+            for i in cutlass.range_constexpr(3):
+                tensor, dtype, heads = self.sources(args)[i]
+                if warp == i:
+                    size = _BYTES[dtype]
+                    source = tensor.iterator.toint() + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * size)
+                    for half in cutlass.range_constexpr(2):
+                        line = cutlass.min(token + half * 32, args.tokens - 1)
+                        prefetch(source + Int64(line) * (Int64(tensor.stride[0]) * size), Int32(p.key * size))
+
+    def sources(self, args: Args) -> tuple[tuple[Any, str, int], ...]:
+        """k, q and g: tensor, type, heads."""
+        p = self.problem
+        return (args.k, p.io, p.heads_k), (args.q, p.io, p.heads_q), (args.g, p.gate_dtype, p.heads)
+
+    def gates_of(self, at: Places, warp: Int32, token: int) -> Int32:
+        """The line of a token's gates. A quad has 16 K bytes, of which those that ``Beside`` has for Q are written in any case."""
+        key, size = self.problem.key, _BYTES[self.problem.gate_dtype]
+        quad, line = divmod(token, QUAD)
+        return at.gates + (warp * GROUP + quad * QUAD) * (key * 4) + ((4 - size) * QUAD * key + line * (key * size))
 
     def gates(self, at: Places, warp: Int32, token: int) -> list[Any]:
         """This lane's channels of g of a token."""
         dtype = self.problem.gate_dtype
         size = _BYTES[dtype]
-        place = at.gates + (warp * GROUP + token) * (self.problem.key * 4) + self.lane_channel() * size
+        place = self.gates_of(at, warp, token) + self.lane_channel() * size
         if dtype == "float32":
             return load_floats(place, self.channels)
         return [value for word in load_words(place, self.channels // 2) for value in unpacked(dtype, word)]
