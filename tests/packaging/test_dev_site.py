@@ -26,7 +26,7 @@ def test_core_and_plugins_are_visible_with_entry_points_and_requirements(tmp_pat
     assert entries == {plugin: f"{plugin}:cudnn_plugin.toml" for plugin in plugins}
     assert all((site / plugin / "cudnn_plugin.toml").is_file() for plugin in plugins)
     assert found["cudnn-core"].version == found["cudnn-core-frost-gemm"].version == "0.1.0"
-    assert found["cudnn-core-linear-attention"].requires == ["cudnn-core>=0.1,<1"]
+    assert "cudnn-core>=0.1,<1" in found["cudnn-core-linear-attention"].requires
     assert (site / "cudnn_core" / "_engine.py").is_file()
     code = "import cudnn_core; print([str(p) for p in cudnn_core.registry().plugins if p.state == 'quarantined'])"
     sources = [ROOT / "plugins" / plugin for plugin in plugins]

@@ -26,7 +26,7 @@ def test_every_engine_has_cases_that_it_takes():
 def test_the_command_of_a_tool():
     found = sanitize.command("/bin/cs", "racecheck", ["gdn"])
     assert found[:3] == ["/bin/cs", "--tool", "racecheck"]
-    assert found[-4:] == [str(Path(sanitize.__file__).resolve()), "--run", "--only", "gdn"]
+    assert found[-5:] == [str(Path(sanitize.__file__).resolve()), "--run", "--only", "gdn", "--whole"]
     assert sanitize.command("/bin/cs", "", []) == [sys.executable, str(Path(sanitize.__file__).resolve()), "--run"]
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in sanitize.environment("memcheck")
 
@@ -59,6 +59,12 @@ def test_without_a_gpu_or_the_tool_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
     assert sanitize.main([]) == 3
     assert "no compute-sanitizer" in capsys.readouterr().err
+
+
+def test_whole_chunks_for_racecheck():
+    found = [sanitize.whole(case) for case in sanitize.cases()]
+    assert all(length % 64 == 0 for case in found if not case.decodes for length in case.lengths)
+    assert [case.lengths for case in found if case.decodes] == [c.lengths for c in sanitize.cases() if c.decodes]
 
 
 def test_names_are_listed(capsys):

@@ -190,6 +190,7 @@ def _substitute(diagonal: Int32, beside: Int32, lane: Int32) -> None:
     for half, at in enumerate((0, _REST)):
         for piece in range(2):
             w.store_words(own + at + _piece(column, Int32(piece)), halves[half][4 * piece : 4 * piece + 4])
+    cute.arch.sync_warp()  # of row 0, which has no block beside, both half-warps have stored the diagonal block
     # The ones of I: 1 in bf16.
     place = diagonal + _piece(column, column >> 3) + (column & 7) * 2
     text = "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.lt.s32 p, $1, 16; @p st.shared.b16 [$0], one; }"
