@@ -50,6 +50,7 @@ class DecodePlan:
         tokens = dims["q"][0]
         sequences = dims["cu_seqlens"][0] - 1 if problem.index_dtype else tokens // problem.most
         states = dims.get("initial_state") or dims.get("final_state") or (0,)
+        self._check_rows(operands, dims, max(sequences, 0), states[0])
         ctas = sequences * problem.heads * (problem.value // self.config.rows)
         if ctas > GRID_LIMIT:
             raise ExecutionError(f"{sequences} sequences need {ctas} CTAs, and a grid has at most {GRID_LIMIT}")
@@ -58,6 +59,18 @@ class DecodePlan:
             for word, axis in place.axes.items():
                 found[f"{port}.{word}"] = self._stride(port, word, operands[place.operand], axis)
         return {word: found.get(word, 0) for word in self._index}
+
+    def _check_rows(self, operands: Sequence[Operand], dims: Mapping[str, Any], sequences: int, pool: int) -> None:
+        """What has a row for every sequence, or for every row of the pool, has as many."""
+        states = pool if self.problem.slot_dtype else sequences
+        wanted = {"initial_state": states, "final_state": states}
+        wanted |= dict.fromkeys(("state_indices", "num_accepted_tokens"), sequences)
+        if not self.problem.index_dtype:
+            wanted["q"] = sequences * self.problem.most
+        for port, rows in wanted.items():
+            if port in dims and dims[port][0] != rows:
+                operand = operands[self.binding.places[port].operand]
+                raise _refused(operand, f"the size of axis 0 is {dims[port][0]}", f"{rows}")
 
     def _stride(self, port: str, word: str, operand: Any, axis: int) -> int:
         """In bytes; of an axis of one element 0."""

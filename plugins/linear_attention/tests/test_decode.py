@@ -326,3 +326,31 @@ def test_bound_callable_fills_the_words(monkeypatch):
     pointers[places["k"].operand] += 2
     with pytest.raises(ExecutionError, match="operand k: the address"):
         run(pointers, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("case", "changed", "rows", "wanted"),
+    [
+        ("slots", "state_indices", 4, 5),
+        ("slots", "final_state", 6, 7),
+        ("varlen", "cu_seqlens", 9, 8),
+        ("plain", "final_state", 4, 5),
+        ("speculative", "num_accepted_tokens", 6, 5),
+        ("8-tokens", "q", 25, 24),
+    ],
+)
+def test_rows_that_differ_are_refused_by_name(case, changed, rows, wanted, monkeypatch):
+    """A state or a slot that is not there would be read outside of its tensor."""
+    plan, found = plan_of(named(f"gdn_decode-{case}")), running.call(named(f"gdn_decode-{case}"))[1]
+    held = {**found.inputs, **found.outputs}
+    operands = [None] * len(plan.binding.places)
+    for port, place in plan.binding.places.items():
+        dim = tuple(held[port].shape)
+        dim = (rows, *dim[1:]) if port == changed else dim
+        operands[place.operand] = cudnn_core.Operand(
+            place.operand, port, "", dim, tuple(held[port].stride()), "input", False, 16
+        )
+    name = "initial_state" if changed == "cu_seqlens" else changed
+    message = f"operand {name}: the size of axis 0 is .*{'' if changed == 'cu_seqlens' else rows}, and the kernel needs {wanted}"
+    with pytest.raises(ExecutionError, match=message):
+        plan.bind(tuple(operands))
