@@ -242,6 +242,8 @@ def _batched(
         raise InputError(f"has {q.ndim} dimensions, needs 4: [B, T, H, K]", argument="q")
     batch, length = q.shape[:2]
     for name, tensor in (("k", k), ("v", v), ("g", g), ("beta", beta)):
+        if tensor is None:
+            raise InputError("is missing", argument=name)
         if tuple(tensor.shape[:2]) != (batch, length):
             raise InputError(f"is of {tuple(tensor.shape[:2])} tokens, q of {(batch, length)}", argument=name)
     if cu_seqlens is not None and batch != 1:

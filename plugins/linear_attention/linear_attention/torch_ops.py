@@ -36,6 +36,9 @@ Arguments = dict[str, Any]
 
 
 # --- shapes, of real and fake tensors alike
+_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+
+
 def _check_structure(op: str, x: Arguments) -> None:
     """What must hold before a graph can be made of the tensors; its rules are the op row's."""
     ranks: dict[str, tuple[int, ...]] = {
@@ -62,6 +65,11 @@ def _check_structure(op: str, x: Arguments) -> None:
             raise InputError(f"has {tensor.ndim} dimensions, needs {wanted}", argument=port)
         if tensor.device != device:
             raise InputError(f"is on {tensor.device}, q is on {device}", argument=port)
+        if tensor.dtype not in _TYPES:  # which of these a port takes is in the op's row
+            raise InputError(f"has type {_dtype_name(tensor.dtype)}", argument=port)
+    for port in ("q", "k", "v"):
+        if 0 in x[port].shape[1:]:
+            raise InputError(f"has heads or channels of size 0: {tuple(x[port].shape)}", argument=port)
     if x["state_layout"] not in STATE_LAYOUTS:
         raise InputError(f"is {x['state_layout']!r}, needs one of {STATE_LAYOUTS}", argument="state_layout")
     _check_gate_form(x)

@@ -230,3 +230,9 @@ def test_arguments_without_effect_are_accepted():
     x = batch(fla.chunk_kda)
     options = {"chunk_size": 32, "disable_recompute": True, "cu_seqlens_cpu": torch.tensor([0, 7, 14])}
     assert torch.equal(fla.chunk_kda(**x, **options)[0], fla.chunk_kda(**x)[0])
+
+
+def test_gates_that_are_missing_are_named():
+    q = torch.zeros(1, 4, 2, 8)
+    with pytest.raises(la.InputError, match=r"^g: is missing"):
+        fla.chunk_gated_delta_rule(q, q, q, None, torch.zeros(1, 4, 2))

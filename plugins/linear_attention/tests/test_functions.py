@@ -369,3 +369,20 @@ def test_a_gradient_is_a_clear_error_until_there_is_one(op):
 def test_errors_are_the_core_s_and_a_builtin_kind(kind):
     assert issubclass(kind, cudnn_core.CudnnCoreError)
     assert issubclass(kind, NotImplementedError if kind is la.GradientError else ValueError)
+
+
+@pytest.mark.parametrize("port", ["q", "k", "v"])
+def test_heads_and_channels_of_size_0_are_refused_by_name(port):
+    x = {"q": torch.zeros(4, 2, 8), "k": torch.zeros(4, 2, 8), "v": torch.zeros(4, 2, 8)}
+    x |= {"g": torch.zeros(4, 2), "beta": torch.zeros(4, 2), port: torch.zeros(4, 2, 0)}
+    with pytest.raises(la.InputError, match=rf"^{port}: has heads or channels of size 0"):
+        la.gated_delta_net(**x)
+
+
+@pytest.mark.parametrize(("port", "dtype"), [("cu_seqlens", torch.int16), ("g", torch.bool), ("q", torch.complex64)])
+def test_types_that_no_op_takes_are_refused_by_name(port, dtype):
+    x = {name: torch.zeros(4, 2, 8) for name in "qkv"} | {name: torch.zeros(4, 2) for name in ("g", "beta")}
+    x["cu_seqlens"] = torch.tensor([0, 4], dtype=torch.int32)
+    x[port] = x[port].to(dtype)
+    with pytest.raises(la.InputError, match=rf"^{port}: has type"):
+        la.gated_delta_net(**x)
