@@ -28,7 +28,6 @@ __all__ = [
     "mma",
     "pack",
     "prefix_sum",
-    "reciprocal",
     "rsqrt",
     "shuffled",
     "split",
@@ -171,11 +170,6 @@ def exp2(x: Float32) -> Float32:
 def log2(x: Float32) -> Float32:
     """Error 2^-22, absolute from 0.5 to 2 and relative elsewhere (PTX ISA, lg2)."""
     return asm("lg2.approx.ftz.f32 $0, $1;", [Float32], [x])[0]
-
-
-def reciprocal(x: Float32) -> Float32:
-    """1 / x. Relative error 2^-23 (PTX ISA, rcp)."""
-    return asm("rcp.approx.ftz.f32 $0, $1;", [Float32], [x])[0]
 
 
 def rsqrt(x: Float32) -> Float32:
