@@ -20,14 +20,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._cache import CacheKey, CompileCache
 from ._cute_compile import Function, compile_class, cubin_sm, load_function
 from ._engine import Artifact
 from ._errors import BuildError
 
+if TYPE_CHECKING:
+    from ._engine import ExecutionContext, Operand, Runner, VariantPack
+
 __all__ = [
+    "BoundRuns",
     "CompiledKernel",
     "Function",
     "compiled",
@@ -41,6 +45,8 @@ __all__ = [
 _DSL = "nvidia-cutlass-dsl"
 _COMPILER = (f"{_DSL}-libs-base", f"{_DSL}-libs-core", f"{_DSL}-libs-cu12", f"{_DSL}-libs-cu13")
 _RUNTIME = (_DSL, "apache-tvm-ffi")  # what an object calls where it is loaded
+
+_BOUND_LIMIT = 64  # layouts whose runs are kept
 
 _HERE = Path(__file__).parent
 _OWN = tuple(_HERE / name for name in ("_cute_compile.py", "_cute_host.py", "cute_dsl.py"))  # a part of every kernel
@@ -148,6 +154,23 @@ def load(kernel: CompiledKernel) -> Function:
     Raises BuildError for an object that can't be linked, or without the DSL's runtime.
     """
     return load_function(kernel.object, kernel.name)
+
+
+class BoundRuns:
+    """``execute`` of a plan by its ``bind``: the run of a layout of operands is made once and kept. Runs from many threads."""
+
+    def __init__(self, bind: Callable[[tuple[Operand, ...]], Runner]) -> None:
+        self._bind = bind
+        self._kept: dict[tuple[Operand, ...], Runner] = {}
+
+    def execute(self, pack: VariantPack, ctx: ExecutionContext) -> None:
+        run = self._kept.get(pack.operands)
+        if run is None:
+            run = self._bind(pack.operands)
+            if len(self._kept) >= _BOUND_LIMIT:
+                self._kept.clear()
+            self._kept[pack.operands] = run
+        run(pack.pointers, ctx.workspace, ctx.stream)
 
 
 def toolchain() -> dict[str, str]:

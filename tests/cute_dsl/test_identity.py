@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from cudnn_core import BuildError, _cute_compile, cute_dsl
+from cudnn_core import BuildError, ExecutionContext, _cute_compile, cute_dsl
 
 
 @pytest.fixture
@@ -118,3 +119,20 @@ def test_a_fork_during_a_compilation_does_not_block_the_child(monkeypatch):
         thread.start()
         assert done.wait(60)
         thread.join()
+
+
+def test_a_layout_is_bound_once_and_few_are_kept():
+    bound, ran = [], []
+
+    def bind(layout):
+        bound.append(layout)
+        return lambda *launch: ran.append((layout, *launch))
+
+    runs, ctx = cute_dsl.BoundRuns(bind), ExecutionContext(None, None, stream=7, workspace=9)
+    for layout in (1, 2, 1, 1, 2):
+        runs.execute(SimpleNamespace(operands=(layout,), pointers=(16 * layout,)), ctx)
+    assert bound == [(1,), (2,)]
+    assert ran[2:4] == [((1,), (16,), 9, 7)] * 2
+    for layout in range(200):
+        runs.execute(SimpleNamespace(operands=(layout,), pointers=()), ctx)
+    assert len(runs._kept) <= 64

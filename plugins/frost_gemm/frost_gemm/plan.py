@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cudnn_core import BuildError
-from cudnn_core.cute_dsl import CompiledKernel, Function, load
+from cudnn_core.cute_dsl import BoundRuns, CompiledKernel, Function, load
 
 from .compile import kernel_name
 from .config import TileConfig
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["GemmPlan", "restored"]
 
 SCHEMA = 1
-_BOUND_LIMIT = 64
 
 
 class GemmPlan:
@@ -38,7 +37,7 @@ class GemmPlan:
         self.program, self.config, self.kernel = program, config, kernel
         self.artifacts: tuple[Artifact, ...] = (kernel.artifact,)
         self._launcher = Launcher(program, binding, self.function)
-        self._bound: dict[tuple[Operand, ...], Runner] = {}
+        self._runs = BoundRuns(self.bind)
 
     def function(self) -> Function:
         """The loaded host function. Raises BuildError."""
@@ -48,13 +47,7 @@ class GemmPlan:
         return self._launcher.bind(layout)
 
     def execute(self, pack: VariantPack, ctx: ExecutionContext) -> None:
-        runner = self._bound.get(pack.operands)
-        if runner is None:
-            runner = self.bind(pack.operands)
-            if len(self._bound) >= _BOUND_LIMIT:
-                self._bound.clear()
-            self._bound[pack.operands] = runner
-        runner(pack.pointers, ctx.workspace, ctx.stream)
+        self._runs.execute(pack, ctx)
 
     def host_arguments(self, artifact: Artifact, pack: VariantPack, workspace: int) -> tuple[HostBlock, None]:
         """What an executor passes to the host function: the argument words and a null stream."""

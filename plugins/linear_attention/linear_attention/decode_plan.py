@@ -23,7 +23,6 @@ __all__ = ["DecodePlan", "restored"]
 SCHEMA = 1
 WORD_BYTES = 8
 GRID_LIMIT = 2**31 - 1  # CTAs
-_BOUND_LIMIT = 64
 
 
 class DecodePlan:
@@ -37,7 +36,7 @@ class DecodePlan:
         self.problem, self.binding, self.config, self.kernel = problem, binding, config, kernel
         self.artifacts: tuple[Artifact, ...] = (kernel.artifact,)
         self._index = argument_words(problem)
-        self._bound: dict[tuple[Operand, ...], Runner] = {}
+        self._runs = cute_dsl.BoundRuns(self.bind)
 
     def function(self) -> Callable[[int, int], object]:
         """The loaded host function. Raises BuildError."""
@@ -115,13 +114,7 @@ class DecodePlan:
         return run
 
     def execute(self, pack: VariantPack, ctx: ExecutionContext) -> None:
-        runner = self._bound.get(pack.operands)
-        if runner is None:
-            runner = self.bind(pack.operands)
-            if len(self._bound) >= _BOUND_LIMIT:
-                self._bound.clear()
-            self._bound[pack.operands] = runner
-        runner(pack.pointers, ctx.workspace, ctx.stream)
+        self._runs.execute(pack, ctx)
 
     def host_arguments(self, artifact: Artifact, pack: VariantPack, workspace: int) -> tuple[HostBlock, None]:
         """What an executor passes to the host function: the argument words and a null stream."""

@@ -24,7 +24,6 @@ __all__ = ["PrefillPlan", "restored"]
 
 SCHEMA = 1
 WORD_BYTES = 8
-_BOUND_LIMIT = 64
 
 
 class PrefillPlan:
@@ -37,7 +36,7 @@ class PrefillPlan:
         self.workspace_size = workspace
         self.artifacts: tuple[Artifact, ...] = (kernel.artifact,)
         self._launcher = Launcher(problem, binding, sms)
-        self._bound: dict[tuple[Operand, ...], Runner] = {}
+        self._runs = cute_dsl.BoundRuns(self.bind)
 
     def function(self) -> Callable[[int, int], object]:
         """The loaded host function. Raises BuildError."""
@@ -69,13 +68,7 @@ class PrefillPlan:
         return run
 
     def execute(self, pack: VariantPack, ctx: ExecutionContext) -> None:
-        runner = self._bound.get(pack.operands)
-        if runner is None:
-            runner = self.bind(pack.operands)
-            if len(self._bound) >= _BOUND_LIMIT:
-                self._bound.clear()
-            self._bound[pack.operands] = runner
-        runner(pack.pointers, ctx.workspace, ctx.stream)
+        self._runs.execute(pack, ctx)
 
     def host_arguments(self, artifact: Artifact, pack: VariantPack, workspace: int) -> tuple[HostBlock, None]:
         """What an executor passes to the host function: the argument words and a null stream."""
