@@ -2,11 +2,13 @@
 
     full, empty           of an operand stage: its tiles lie in shared memory [1: the loader]; they have been read [warps of the state]
     values, values_read   of a slab of V: likewise [1: its loader; warps of the state]
-    ready, free           of T, P and the vectors: likewise
+    ready, free           of T, the vectors and KDA's P: likewise
+    scores                of GDN's P and d in their place: made [4 warps of the scores]; read when ``free`` is
     staged, stored        of a slab of O: it lies in its place [warps of the state]; it has been read [1: the output warp]
     tail[2]               the loads of a last, partial chunk, before its rows past the end are cleared: operands, values [1]
 
 The counts in brackets are arrivals of a phase. In a cluster, ``empty`` and ``free`` are of the readers of both: either CTA fills places of both.
+Those of ``empty`` are the warps of the scores, too. A summary has none.
 """
 
 from __future__ import annotations
@@ -42,19 +44,20 @@ def advanced(place: Place, count: int) -> Place:
 class Barriers:
     """At the start of shared memory."""
 
-    def __init__(self, layout: PrefillLayout, cluster: int) -> None:
-        self.cluster = cluster
+    def __init__(self, layout: PrefillLayout, cluster: int, *, summary: bool) -> None:
+        self.cluster, scores = cluster, not (layout.prepared or summary)
         stages, values, matrices, staging = (
             ring.count for ring in (layout.operands, layout.values, layout.matrices, layout.staging)
         )
         rows = {
             "tail": (2, 1),
             "full": (stages, 1),
-            "empty": (stages, _WARPS * cluster),
+            "empty": (stages, _WARPS * (1 + scores) * cluster),
             "values": (values, 1),
             "values_read": (values, _WARPS),
             "ready": (matrices, 1),
             "free": (matrices, _WARPS * cluster),
+            "scores": (matrices, _WARPS),
             "staged": (staging, _WARPS),
             "stored": (staging, 1),
         }

@@ -1,12 +1,11 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
 """The loader warps of the prefill: operand tiles of one chunk after the other, from memory into the rings. Imported by ``prefill``.
 
-One warp loads K and Q by TMA (gdn) or K~, Q~, K- (kda) and, into their own ring, T, P and the vectors. What is of a record comes by bulk
+One warp loads K and Q by TMA (gdn) or K~, Q~, K- (kda) and, into their own ring, T, the vectors and KDA's P. What is of a record comes by bulk
 copies of its images in the workspace. Another warp loads slabs of V by TMA.
 
 A chunk of fewer than 64 tokens is followed in memory by other sequences' tokens, NaN for all one knows. Its loads report to a barrier of
-their own; the warp clears the rows of K and V that are not the sequence's, and then reports the stage full itself. Rows of Q
-that are not the sequence's give rows of O that nobody stores.
+their own; the warp clears the rows of K, Q and V that are not the sequence's, and then reports the stage full itself.
 """
 
 from __future__ import annotations
@@ -45,8 +44,9 @@ class Loader:
         # (first byte, bytes) of what goes to a stage of operands, and from T on to a place of matrices
         self.tiles = ((0, record.q_in), (record.k_out, record.t - record.k_out)) if summary else ((0, record.t),)
         rest = record.decay - record.t, record.used - record.decay
-        self.squares = ((0, record.p - record.t), rest) if summary else ((0, sum(rest)),)
-        self.barriers = Barriers(layout, cluster)
+        without = ((0, record.p - record.t), rest)
+        self.squares = without if summary and layout.prepared else ((0, sum(rest)),)
+        self.barriers = Barriers(layout, cluster, summary=summary)
 
     def atoms(self, args: Args) -> tuple[Any, ...]:
         """TMA atoms and tensors: of V; not prepared, also of K and Q. For host code."""
@@ -75,8 +75,9 @@ class Loader:
             place = smem + (ring.start + stage.index * ring.size)
             self.barriers.wait(smem, "empty", stage.index, stage.phase ^ 1)
             target = self.target(smem, "full", stage.index, 0, partial)
+            size = ring.size // (1 + self.summary)
             if lane == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size // (1 + self.summary))
+                cute.arch.mbarrier_arrive_and_expect_tx(target, size)
             token = work.first + chunk * CHUNK
             self.load_tile(atoms[1], place, p.key, token, Int32(0), k_head, target, self.cluster)
             if cutlass.const_expr(not self.summary):
@@ -85,7 +86,7 @@ class Loader:
             if lane == 0:
                 self.load_matrices(smem, record, slot)
             if partial:
-                self.finish(smem, "full", stage.index, 0, tail, place.toint(), p.key * 2 // LINE, work.valid, lane)
+                self.finish(smem, "full", stage.index, 0, tail, place.toint(), size // PANEL_BYTES, work.valid, lane)
                 tail = tail ^ 1
             stage, slot = advanced(stage, ring.count), advanced(slot, self.layout.matrices.count)
             record = record + Int64(p.heads * self.record.size)
@@ -130,7 +131,7 @@ class Loader:
         return args.workspace.toint() + (Int64(work.slot) * self.problem.heads + work.head) * self.record.size
 
     def load_matrices(self, smem: cute.Pointer, record: Int64, slot: Place) -> None:
-        """T, P and the vectors of a record. By one thread."""
+        """T, the vectors and KDA's P of a record. By one thread."""
         matrices, ready = self.layout.matrices, self.barriers.of(smem, "ready", slot.index)
         place = (smem + (matrices.start + slot.index * matrices.size)).toint()
         self.load_parts(place, record + self.record.t, self.squares, ready)
