@@ -3,12 +3,12 @@
     full, empty           of an operand stage: its tiles lie in shared memory [1: the loader]; they have been read [warps of the state]
     values, values_read   of a slab of V: likewise [1: its loader; warps of the state]
     ready, free           of T, the vectors and KDA's P: likewise
-    scores                of GDN's P and d in their place: made [4 warps of the scores]; read when ``free`` is
+    scores                of GDN's P and d: they lie in their place [score warps]; they have been read when ``free`` is complete
     staged, stored        of a slab of O: it lies in its place [warps of the state]; it has been read [1: the output warp]
     tail[2]               the loads of a last, partial chunk, before its rows past the end are cleared: operands, values [1]
 
 The counts in brackets are arrivals of a phase. In a cluster, ``empty`` and ``free`` are of the readers of both: either CTA fills places of both.
-Those of ``empty`` are the warps of the scores, too. A summary has none.
+Those of ``empty`` are the score warps of one of them, too, but for a summary, which has none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Barriers:
         rows = {
             "tail": (2, 1),
             "full": (stages, 1),
-            "empty": (stages, _WARPS * (1 + scores) * cluster),
+            "empty": (stages, _WARPS * (cluster + scores)),
             "values": (values, 1),
             "values_read": (values, _WARPS),
             "ready": (matrices, 1),

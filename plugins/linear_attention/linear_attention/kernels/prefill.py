@@ -3,7 +3,7 @@
 
     warpgroup 0   warp 0 loads K, Q and records, warp 1 loads V, warp 2 stores O, warp 3 writes the zeros of tokens of no sequence
     warpgroup 1   the scan: see ``scan``
-    warpgroup 2   gdn: P and d, see ``scores_gdn``; not in a summary
+    warpgroup 2   gdn: P and d, see ``scorer``; not in a summary
 
 T and the vectors of a chunk come from its record in the workspace (``records``). KDA's records have P and the tiles that the gates have
 gone into, too; GDN's K and Q are the tokens' own, and its P is made here: so no kernel writes it and only this one reads Q.
@@ -19,7 +19,7 @@ The first, the summary, leaves for every segment but the last
 and ``combine`` replaces rows 0 to V - 1 of slot s by the state behind segment s. The second pass starts every segment with the slot
 before it.
 
-Clusters: two CTAs with two slabs of one head read the same operands, T, P and vectors. Each loads half of them for both.
+Clusters: two CTAs with two slabs of one head read the same operands and records. Each loads half of them for both, and makes every second P.
 
 Launch: one CTA an SM, which takes one work item after the other. Dependent launches may begin as soon as every CTA has; none touches
 memory before griddepcontrol.wait.
@@ -38,19 +38,17 @@ from cutlass.memory import SmemAllocator
 from ..layout import ALIGNMENT, PrefillLayout
 from ..problem import SLAB, Problem
 from .arguments import Args
-from .barriers import Barriers, Place, advanced
+from .barriers import Barriers, Place
 from .gaps import zero_gaps
 from .loads import Loader
 from .output import Output
 from .scan import Places, Scan
-from .scores_gdn import ScoresGdn, clear
-from .warp import when
+from .scorer import Scorer
 from .work import Work, locate
 
 __all__ = ["Prefill"]
 
 WARPS = 4  # of a warpgroup
-THREADS = 32 * WARPS
 # Of a thread, by warpgroup: the scan needs more than a third of an SM's registers.
 REGISTERS = {"loads": 80, "scan": 240, "scores": 184}
 
@@ -66,7 +64,7 @@ class Prefill:
         self.loader = Loader(problem, layout, self.cluster, summary=summary)
         self.output = Output(problem, layout, self.cluster)
         self.scan = Scan(problem, layout, self.cluster, summary=summary)
-        self.scores = None if layout.prepared or summary else ScoresGdn(problem)
+        self.scorer: Any = None if layout.prepared or summary else Scorer(problem, layout, self.cluster)
 
     def launch(self, args: Args, stream: cuda.CUstream, ctas: Any = None) -> None:
         """One pass, by at most ``ctas`` CTAs (None: the SMs). For host code."""
@@ -76,7 +74,7 @@ class Prefill:
         inside = args._replace(q=None, k=None, v=None)
         self.kernel(self.loader.atoms(args), self.output.atom(args), inside, covered, items).launch(
             grid=[cutlass.min(items, ctas // self.cluster * self.cluster), 1, 1],
-            block=[THREADS * (3 if self.scores else 2), 1, 1],
+            block=[32 * WARPS * (3 if self.scorer else 2), 1, 1],
             cluster=[self.cluster, 1, 1],
             min_blocks_per_mp=1,
             use_pdl=True,
@@ -94,13 +92,13 @@ class Prefill:
             with cute.arch.elect_one():
                 self.barriers.init(smem)
             cute.arch.mbarrier_init_fence()
-        if cutlass.const_expr(self.scores):
+        if cutlass.const_expr(self.scorer):
             if warp >= 2 * WARPS:
-                self.clear_scores(smem)
+                self.scorer.clear(smem)
         self.meet()
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
-        if cutlass.const_expr(self.scores):
+        if cutlass.const_expr(self.scorer):
             if warp >= 2 * WARPS:
                 cute.arch.setmaxregister_increase(REGISTERS["scores"])
                 self.make_scores(smem, args, covered, items)
@@ -194,32 +192,10 @@ class Prefill:
             places = self.scan.run(smem, args, self.locate(args, covered, number), places)
             number += step
 
-    def clear_scores(self, smem: cute.Pointer) -> None:
-        ring = self.layout.matrices
-        for slot in range(ring.count):
-            clear(smem.toint() + (ring.start + slot * ring.size + self.layout.p), cute.arch.thread_idx()[0] % THREADS)
-
     @cute.jit
     def make_scores(self, smem: cute.Pointer, args: Args, covered: Int32, items: Int32):
         number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         stage, slot = Place(Int32(0), Int32(0)), Place(Int32(0), Int32(0))
         while number < items:
-            work = self.locate(args, covered, number)
-            for _ in cutlass.range(work.chunks, unroll=1):
-                self.score(smem, stage, slot)
-                stage, slot = advanced(stage, self.layout.operands.count), advanced(slot, self.layout.matrices.count)
+            stage, slot = self.scorer.run(smem, self.locate(args, covered, number), stage, slot)
             number += step
-
-    def score(self, smem: cute.Pointer, stage: Place, slot: Place) -> None:
-        """P and d of a chunk."""
-        layout, thread = self.layout, cute.arch.thread_idx()[0] % THREADS
-        operands = smem.toint() + (layout.operands.start + stage.index * layout.operands.size)
-        place = smem.toint() + (layout.matrices.start + slot.index * layout.matrices.size)
-        self.barriers.wait(smem, "full", stage.index, stage.phase)
-        self.scores.run(
-            operands, operands + layout.q, place + layout.vectors, place + layout.p, place + layout.d, thread,
-            ready=lambda: self.barriers.wait(smem, "ready", slot.index, slot.phase),
-            release=lambda: self.barriers.release(smem, "empty", stage.index, thread % 32),
-        )  # fmt: skip
-        cute.arch.sync_warp()
-        when(thread % 32 == 0, lambda: self.barriers.arrive(smem, "scores", slot.index))

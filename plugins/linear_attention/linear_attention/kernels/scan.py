@@ -10,7 +10,7 @@ For every chunk, with columns j of a token, and h() and k() roundings to ``layou
     X  = decay X + k(U c_j) K-                   issued first, waited for last
     O  = d_i O1 + h(U) P^T                       waited for in the next chunk
 
-Prepared tiles have a, c and d in them: GDN alone has these vectors, and a warpgroup that makes d and P meanwhile (``scores_gdn``). The warpgroup's warps meet nowhere in the loop: a warp's
+Prepared tiles have a, c and d in them: GDN alone has these vectors, and a warpgroup that makes d and P meanwhile (``scorer``). The warpgroup's warps meet nowhere in the loop: a warp's
 16 rows of V are its own, in the slab of V, in X and in the slab of O.
 """
 

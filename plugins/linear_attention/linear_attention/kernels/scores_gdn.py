@@ -9,7 +9,7 @@ P is 64 x 64 of ``layout.MMA``, i the line (``tiles``), d fp32 [64]. Rows of Q a
     wgmma Q K^T in flight     squares of Q; the vectors
     Q K^T                     warp r: rows 16r to 16r + 15 of P and d; fence
 
-Blocks of P above its diagonal are not written: ``clear`` has, once. No warp waits for another one. Imported by ``prefill``.
+Blocks of P above its diagonal are not written: ``clear`` has, once. No warp waits for another one. Imported by ``scorer``.
 """
 
 from __future__ import annotations
