@@ -60,7 +60,9 @@ def test_of_two_ctas_each_makes_half_of_the_scores():
     report = _kernels.run(case)
     _kernels.check(case)
     chunks = 4 + 2
-    assert report.counts["bytes.bulk.shared_shared"] == chunks * (64 * 64 * 2 + 64 * 4)  # P and d go to the other one, once
+    assert report.counts["bytes.bulk.shared_shared"] == chunks * (
+        64 * 64 * 2 + 64 * 4
+    )  # P and d go to the other one, once
 
 
 @pytest.mark.L2

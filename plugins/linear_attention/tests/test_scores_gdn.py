@@ -70,7 +70,7 @@ class Harness:
                 w.store_words(vector + 4 * at, [vectors[chunk, at]])
             tiles.fence_shared()
             cute.arch.sync_threads()
-            self.stage.run(smem, smem + self.tile, vector, p, p + TILE, thread, lambda: None, lambda: None)
+            self.stage.run(smem, smem + self.tile, vector, p, p + TILE, thread, lambda: None)
             cute.arch.sync_threads()
             if thread == 0:  # by the async proxy, which is what reads P in the kernel
                 text = f"cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], {OUT}; "

@@ -8,7 +8,7 @@
     tail[2]               the loads of a last, partial chunk, before its rows past the end are cleared: operands, values [1]
 
 The counts in brackets are arrivals of a phase. In a cluster, ``empty`` and ``free`` are of the readers of both: either CTA fills places of both.
-Those of ``empty`` are the score warps of one of them, too, but for a summary, which has none.
+The score warps have read a stage of operands when the scans have, which wait for their ``scores`` before.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def advanced(place: Place, count: int) -> Place:
 class Barriers:
     """At the start of shared memory."""
 
-    def __init__(self, layout: PrefillLayout, cluster: int, *, summary: bool) -> None:
-        self.cluster, scores = cluster, not (layout.prepared or summary)
+    def __init__(self, layout: PrefillLayout, cluster: int) -> None:
+        self.cluster = cluster
         stages, values, matrices, staging = (
             ring.count for ring in (layout.operands, layout.values, layout.matrices, layout.staging)
         )
         rows = {
             "tail": (2, 1),
             "full": (stages, 1),
-            "empty": (stages, _WARPS * (cluster + scores)),
+            "empty": (stages, _WARPS * cluster),
             "values": (values, 1),
             "values_read": (values, _WARPS),
             "ready": (matrices, 1),

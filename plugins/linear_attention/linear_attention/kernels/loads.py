@@ -46,7 +46,7 @@ class Loader:
         rest = record.decay - record.t, record.used - record.decay
         without = ((0, record.p - record.t), rest)
         self.squares = without if summary and layout.prepared else ((0, sum(rest)),)
-        self.barriers = Barriers(layout, cluster, summary=summary)
+        self.barriers = Barriers(layout, cluster)
 
     def atoms(self, args: Args) -> tuple[Any, ...]:
         """TMA atoms and tensors: of V; not prepared, also of K and Q. For host code."""

@@ -31,7 +31,7 @@ class Output:
 
     def __init__(self, problem: Problem, layout: PrefillLayout, cluster: int) -> None:
         self.problem, self.layout = problem, layout
-        self.barriers = Barriers(layout, cluster, summary=False)
+        self.barriers = Barriers(layout, cluster)
 
     def atom(self, args: Args) -> tuple[Any, Any]:
         """TMA atom and tensor. For host code."""

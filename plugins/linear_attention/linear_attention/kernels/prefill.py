@@ -60,7 +60,7 @@ class Prefill:
         self.problem, self.layout, self.summary = problem, layout, summary
         self.slabs = problem.slabs + (problem.key // SLAB if summary else 0)
         self.cluster = 2 - self.slabs % 2
-        self.barriers = Barriers(layout, self.cluster, summary=summary)
+        self.barriers = Barriers(layout, self.cluster)
         self.loader = Loader(problem, layout, self.cluster, summary=summary)
         self.output = Output(problem, layout, self.cluster)
         self.scan = Scan(problem, layout, self.cluster, summary=summary)

@@ -52,7 +52,7 @@ class Scan:
 
     def __init__(self, problem: Problem, layout: PrefillLayout, cluster: int, *, summary: bool) -> None:
         self.problem, self.layout, self.summary = problem, layout, summary
-        self.barriers = Barriers(layout, cluster, summary=summary)
+        self.barriers = Barriers(layout, cluster)
         self.scaled = not layout.prepared
         self.io = problem.io
         self.keys = MMA if layout.prepared else problem.io  # the type of K~, Q~, K- and of what multiplies them

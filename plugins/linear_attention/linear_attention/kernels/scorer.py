@@ -30,7 +30,7 @@ class Scorer:
 
     def __init__(self, problem: Problem, layout: PrefillLayout, cluster: int) -> None:
         self.layout, self.cluster, self.stage = layout, cluster, ScoresGdn(problem)
-        self.barriers = Barriers(layout, cluster, summary=False)
+        self.barriers = Barriers(layout, cluster)
         # So that a stage of operands always has the same CTA's chunks, which then waits for every phase of it.
         assert layout.operands.count % cluster == 0
 
@@ -60,7 +60,6 @@ class Scorer:
         self.stage.run(
             operands, operands + layout.q, place + layout.vectors, place + layout.p, place + layout.d, thread,
             ready=lambda: self.barriers.wait(smem, "ready", slot.index, slot.phase),
-            release=lambda: self.barriers.release(smem, "empty", stage.index, lane),
         )  # fmt: skip
         cute.arch.sync_warp()
         if lane == 0:

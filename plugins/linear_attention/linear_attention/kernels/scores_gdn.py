@@ -52,11 +52,10 @@ class ScoresGdn:
         d_addr: Int32,
         thread: Int32,
         ready: Callable[[], None],
-        release: Callable[[], None],
     ) -> None:
         """One chunk, by the 128 threads ``thread`` of a warpgroup.
 
-        k_addr, q_addr     the tiles, complete; ``release`` is called when the warp has read them
+        k_addr, q_addr     the tiles, complete
         vec_addr           the vectors, complete when ``ready`` has been called
         p_addr, d_addr     8192 and 256 bytes, which are written; a thread's own writes are fenced for the async proxy
         """
@@ -81,7 +80,6 @@ class ScoresGdn:
         w.when((lane & 2) == 0, lambda: w.store_words(d_addr + row + 32 * (lane & 1), [w.exp2(d[0]) * d[1]]))
         tiles.wait(0)
         qk = tiles.landed(qk)
-        release()
         line, piece = p_addr + (lane % 16 + BLOCK * warp) * 128, (lane >> 4) ^ (lane % 8)
 
         def store(column: Int32 | int, values: list[Float32]) -> None:
