@@ -99,21 +99,19 @@ def check_chunk(problem, chunk, held, number):
     for name, value in held.items():
         got, exact, size = value, want[name], abs(want[name])
         if name in "TP":
-            assert (got[valid:] == 0).all(), (number, name)
+            assert name == "P" or (got[valid:] == 0).all(), (number, name)
+            got = got[:valid]
             assert (got[:, valid:] == 0).all(), (number, name)
             assert (np.triu(got, 1) == 0).all(), (number, name)
-            got = got[:valid, :valid]
+            got = got[:, :valid]
             if name == "T":  # what rounding takes from a row goes to one behind
                 size = (decays[:, :, None] * size).max(1)
             unit = (4.2 if name == "T" else 2.1) * UNIT[MMA]
             bound = (unit + lost) * size + 1e-4 * size.max(1, keepdims=True) + 1e-7
         elif name == "sums":  # of the last one's behind it
             exact, bound = np.pad(-np.cumsum(steps) / np.log(2), (0, CHUNK - valid), mode="edge"), lost
-        elif name == "d":
-            assert np.isfinite(got).all(), (number, name)
-            got, bound = got[:valid], lost * size + 1e-30
         else:
-            assert (got[valid:] == 0).all(), (number, name)
+            assert name == "d" or (got[valid:] == 0).all(), (number, name)
             got, bound = got[:valid], lost * size + 1e-30
         worst = (abs(got - exact) / bound).max()  # NaN is not below 1
         assert worst <= 1, (number, name, worst)

@@ -99,7 +99,7 @@ def vectors(problem, chunk):
 def check(problem, chunks, **options):
     k, q = (torch.stack([chunk.held[i] for chunk in chunks]) for i in range(2))
     for i, chunk in enumerate(chunks):
-        k[i, chunk.valid :] = q[i, chunk.valid :] = 0
+        k[i, chunk.valid :] = 0
     held = np.stack([vectors(problem, chunk) for chunk in chunks])
     out = np.zeros((len(chunks), OUT), np.uint8)
     addresses = [k.data_ptr(), q.data_ptr(), held.ctypes.data, out.ctypes.data, len(chunks)]

@@ -5,7 +5,8 @@ One warp loads K and Q by TMA (gdn) or K~, Q~, K- (kda) and, into their own ring
 copies of its images in the workspace. Another warp loads slabs of V by TMA.
 
 A chunk of fewer than 64 tokens is followed in memory by other sequences' tokens, NaN for all one knows. Its loads report to a barrier of
-their own; the warp clears the rows of K, Q and V that are not the sequence's, and then reports the stage full itself.
+their own; the warp clears the rows of K and V that are not the sequence's, and then reports the stage full itself. Rows of Q
+that are not the sequence's give rows of P and O that nobody stores.
 """
 
 from __future__ import annotations
@@ -75,9 +76,8 @@ class Loader:
             place = smem + (ring.start + stage.index * ring.size)
             self.barriers.wait(smem, "empty", stage.index, stage.phase ^ 1)
             target = self.target(smem, "full", stage.index, 0, partial)
-            size = ring.size // (1 + self.summary)
             if lane == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(target, size)
+                cute.arch.mbarrier_arrive_and_expect_tx(target, ring.size // (1 + self.summary))
             token = work.first + chunk * CHUNK
             self.load_tile(atoms[1], place, p.key, token, Int32(0), k_head, target, self.cluster)
             if cutlass.const_expr(not self.summary):
@@ -86,7 +86,7 @@ class Loader:
             if lane == 0:
                 self.load_matrices(smem, record, slot)
             if partial:
-                self.finish(smem, "full", stage.index, 0, tail, place.toint(), size // PANEL_BYTES, work.valid, lane)
+                self.finish(smem, "full", stage.index, 0, tail, place.toint(), p.key * 2 // LINE, work.valid, lane)
                 tail = tail ^ 1
             stage, slot = advanced(stage, ring.count), advanced(slot, self.layout.matrices.count)
             record = record + Int64(p.heads * self.record.size)

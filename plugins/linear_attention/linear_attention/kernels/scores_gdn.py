@@ -4,7 +4,8 @@ With G the sums of log decays (to base 2), nk the norm factors of k, and nq = 1/
 
     P_ij = scale nq_i nk_j exp2(G_i - G_j) (q_i . k_j)     j <= i, else 0          d_i = exp2(G_i) scale nq_i
 
-P is 64 x 64 of ``layout.MMA``, i the line (``tiles``), d fp32 [64]. Rows of Q and K that are no tokens are 0: so is P there, and d is finite.
+P is 64 x 64 of ``layout.MMA``, i the line (``tiles``), d fp32 [64]. Rows of K that are no tokens are 0. Those of Q may hold anything, and so may then
+rows of P and d, up to the diagonal.
 
     wgmma Q K^T in flight     squares of Q; the vectors
     Q K^T                     warp r: rows 16r to 16r + 15 of P and d; fence
