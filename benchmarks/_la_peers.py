@@ -13,37 +13,44 @@ import torch
 
 from ._la_cases import Decode
 
-__all__ = ["peers"]
+__all__ = ["FAMILIES", "peers", "reason_of"]
 
 Call = Callable[[int], tuple[Any, Any]]
 Tensors = dict[str, torch.Tensor]
 
 
-def peers(case: Any, x: Tensors, skip: frozenset[str] = frozenset()) -> tuple[dict[str, Call], dict[str, str]]:
-    """The callables by name, warm, and for each peer that is left out why."""
+def peers(
+    case: Any, x: Tensors, skip: frozenset[str] = frozenset(), step: Callable[[str], None] = lambda name: None
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """The callables by name, warm, and for each peer that is left out why.
+
+    ``skip`` has names of families or of callables; ``step`` hears which one is imported, or runs for the first time.
+    """
     found: dict[str, Call] = {}
     missing: dict[str, str] = {}
     for family, make in _MAKERS.items():
         if family in skip:
             continue
+        step(family)
         try:
-            calls = list(make(case, x))
+            calls = [one for one in make(case, x) if one[0] not in skip]
         except Exception as error:  # a peer's failure is a note of the table, whatever it is
-            missing[family] = _reason(error)
+            missing[family] = reason_of(error)
             continue
         for name, call in calls:
+            step(name)
             try:
                 for i in range(2):  # the first compiles and tunes
                     call(i)
                 if x["q"].is_cuda:
                     torch.cuda.synchronize()
                 found[name] = call
-            except Exception as error:  # noqa: PERF203
-                missing[name] = _reason(error)
+            except Exception as error:
+                missing[name] = reason_of(error)
     return found, missing
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
 
 
@@ -119,3 +126,4 @@ def _cudnn(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
 
 
 _MAKERS: dict[str, Callable[[Any, Tensors], Iterator[tuple[str, Call]]]] = {"fla": _fla, "cudnn": _cudnn}
+FAMILIES = tuple(_MAKERS)
