@@ -1,4 +1,5 @@
-"""The peers of the linear-attention benchmark: flash-linear-attention's Triton kernels and the cuDNN frontend's KDA engines.
+"""The peers of the linear-attention benchmark: flash-linear-attention's Triton kernels, the cuDNN frontend's KDA engines, FlashQLA (GDN)
+and FlashKDA (KDA), the last two where somebody built them.
 
 ``peers(case, x)`` gives a callable for each peer that is installed and runs the case: it takes the number of the repetition and
 returns (o, final_state), o as [T, HV, V]. A peer that is missing or fails is left out with its reason.
@@ -6,6 +7,7 @@ returns (o, final_state), o as [T, HV, V]. A peer that is missing or fails is le
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,6 +63,8 @@ def _batched(case: Any, x: Tensors) -> list[torch.Tensor]:
 
 
 def _fla(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
+    # Where these are installed, fla calls them in place of its own kernels; here each is a peer by itself.
+    os.environ |= {"FLA_FLASH_QLA": "0", "FLA_FLASH_KDA": "0", "FLA_TILELANG": "0"}
     if isinstance(case, Decode):
         yield from _fla_decode(case, x)
         return
@@ -110,7 +114,8 @@ def _fla_decode(case: Decode, x: Tensors) -> Iterator[tuple[str, Call]]:
 
 
 def _cudnn(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
-    """The engines for Hopper, by plan name: the default one, whose time depends on the gates, and the exact one."""
+    """The engines for Hopper, by plan name: the default one, whose time depends on the gates, and the exact one, which is compiled anew
+    for each number of tokens, heads and sequences, and in each process."""
     if isinstance(case, Decode) or case.op != "kda":
         return
     from cudnn.linear_attention import kimi_delta_attention
@@ -125,5 +130,44 @@ def _cudnn(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
         yield f"cudnn {plan}", call
 
 
-_MAKERS: dict[str, Callable[[Any, Tensors], Iterator[tuple[str, Call]]]] = {"fla": _fla, "cudnn": _cudnn}
+def _flashqla(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
+    """Fused kernels in TileLang. Few heads are cut into segments, where decay below e^-10 counts as none."""
+    if isinstance(case, Decode) or case.op != "gdn":
+        return
+    from flash_qla import chunk_gated_delta_rule
+
+    arguments = _batched(case, x)
+
+    def call(i: int) -> tuple[Any, Any]:
+        with torch.no_grad():  # what it caches otherwise is for a backward
+            o, state = chunk_gated_delta_rule(*arguments, output_final_state=True, enable_fwd_cp_cache=False)
+        return o.flatten(0, 1), state
+
+    yield "flashqla", call
+
+
+def _flashkda(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
+    """CUTLASS kernels that take gates and beta before their activation, in bf16: g = -5 sigmoid(..), so none below -5."""
+    if isinstance(case, Decode) or case.op != "kda":
+        return
+    from flash_kda import fwd
+
+    q, k, v, g, beta = _batched(case, x)
+    bound = -5.0
+    logits = (g / bound).clamp(1e-6, 1 - 1e-6).logit().bfloat16()
+    beta = beta.logit().bfloat16()
+    amplitude, bias = g.new_zeros(case.heads), g.new_zeros(case.heads, case.size)
+    o = torch.empty_like(v)
+    state = g.new_empty(case.sequences, case.heads, case.size, case.size)
+
+    def call(i: int) -> tuple[Any, Any]:
+        fwd(q, k, v, logits, beta, case.size**-0.5, o, amplitude, bias, bound, final_state=state)
+        return o.flatten(0, 1), state
+
+    yield "flashkda", call
+
+
+_MAKERS: dict[str, Callable[[Any, Tensors], Iterator[tuple[str, Call]]]] = {
+    "fla": _fla, "cudnn": _cudnn, "flashqla": _flashqla, "flashkda": _flashkda,
+}  # fmt: skip
 FAMILIES = tuple(_MAKERS)

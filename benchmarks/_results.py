@@ -1,7 +1,7 @@
 """A file of results that several runs fill: rows of the cases that ran replace those that are there, the others stay.
 
-Written anew after each case, so that a run that its time limit ends keeps what it measured. Runs are of one machine, of the same versions
-and of the same sources, or the file is refused. Used by linear_attention.py.
+Written anew after each case, so that a run that its time limit ends keeps what it measured. Runs are of one machine, of the same sources
+and of the same versions of what they share (a peer may be missing in one), or the file is refused. Used by linear_attention.py.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class ResultFile:
             self._kept = [json.loads(line) for line in lines]
         for record in self._kept:
             for key, ours in identity.items():
-                if record.get(key) != ours:
-                    raise OtherRunError(f"{path} has results with {key} {record.get(key)!r}, this run has {ours!r}")
+                theirs = record.get(key)
+                if not _agree(theirs, ours):
+                    raise OtherRunError(f"{path} has results with {key} {theirs!r}, this run has {ours!r}")
 
     def write(self, records: Sequence[dict[str, Any]]) -> None:
         """``records`` of this run, all of them so far, and what was kept."""
@@ -56,3 +57,9 @@ class ResultFile:
             ),
             len(self._names),
         )
+
+
+def _agree(theirs: Any, ours: Any) -> bool:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        return all(theirs[name] == ours[name] for name in theirs.keys() & ours.keys())
+    return bool(theirs == ours)

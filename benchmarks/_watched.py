@@ -6,7 +6,11 @@ part begins that may hang, and ``step("")`` where one begins that may not: the l
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -50,6 +54,7 @@ def _told(connection: Connection, process: Any, seconds: float) -> Iterator[Any]
     name, end = "", None
     while True:
         if not connection.poll(None if end is None else max(0.0, end - time.monotonic())):
+            _ask_where(process)
             yield Stopped(name, f"took longer than {seconds:g} s")
             return
         try:
@@ -68,7 +73,17 @@ def _told(connection: Connection, process: Any, seconds: float) -> Iterator[Any]
             yield value
 
 
+def _ask_where(process: Any) -> None:
+    """The process prints on stderr what its threads are at, which says more than that it hangs."""
+    if hasattr(signal, "SIGUSR1"):
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGUSR1)
+            process.join(0.5)
+
+
 def _run(connection: Connection, work: Callable[..., Iterator[Any]], arguments: tuple[Any, ...]) -> None:
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1)
     try:
         for found in work(*arguments, lambda name: connection.send((_STEP, name))):
             connection.send((_FOUND, found))

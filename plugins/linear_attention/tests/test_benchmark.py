@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -322,6 +325,14 @@ def test_a_case_is_no_other_case_with_a_longer_name(tmp_path):
         ResultFile(file, names, {"machine": "b"}, append=True)
 
 
+def test_versions_agree_where_both_runs_have_them(tmp_path):
+    file = tmp_path / "r.json"
+    ResultFile(file, [], {}, append=False).write([{"case": "x", "versions": {"torch": "2", "peer": "1"}}])
+    ResultFile(file, [], {"versions": {"torch": "2", "other": "3"}}, append=True)
+    with pytest.raises(OtherRunError, match="versions"):
+        ResultFile(file, [], {"versions": {"torch": "3"}}, append=True)
+
+
 def _records(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -408,3 +419,45 @@ def test_steps_of_peers_are_named_before_they_run(monkeypatch):
     found, _ = _la_peers.peers(SMALL[0], SMALL[0].operands("weak", "cpu"), frozenset({"b"}), said.append)
     assert list(found) == ["a"]
     assert said == ["one", "made", "a", "ran a", "ran a"]
+
+
+def test_flashkda_gets_gates_and_beta_before_their_activation(monkeypatch):
+    got = {}
+
+    def fwd(q, k, v, g, beta, scale, out, a_log, dt_bias, lower_bound, *, final_state):
+        got.update(g=lower_bound * (a_log.exp()[:, None] * g + dt_bias).sigmoid(), beta=beta.sigmoid(), scale=scale)
+        assert g.dtype == beta.dtype == torch.bfloat16
+        assert final_state.shape == (1, 2, 64, 64)
+        out.copy_(v)
+
+    monkeypatch.setitem(sys.modules, "flash_kda", SimpleNamespace(fwd=fwd))
+    case = Forward("kda", 1, 70, 2, 2, size=64)
+    x = case.operands("strong", "cpu")
+    found, missing = _la_peers.peers(case, x, frozenset({"fla", "cudnn"}))
+    assert (list(found), missing) == (["flashkda"], {})
+    assert torch.equal(found["flashkda"](0)[0], x["v"])
+    assert torch.allclose(got["g"][0], x["g"].clamp(min=-5), rtol=0.03, atol=1e-4)
+    assert torch.allclose(got["beta"][0].float(), x["beta"], rtol=0.02)
+    assert got["scale"] == 64**-0.5
+    assert _la_peers.peers(SMALL[0], SMALL[0].operands("weak", "cpu"), frozenset({"fla", "flashqla"})) == ({}, {})
+
+
+def test_flashqla_is_a_peer_of_gdn_and_not_what_fla_calls(monkeypatch):
+    def chunk(q, k, v, g, beta, *, output_final_state, **options):
+        assert output_final_state
+        assert q.shape == (2, 70, 2, 64)
+        return v, None
+
+    modules = {
+        "flash_qla": SimpleNamespace(chunk_gated_delta_rule=chunk),
+        "fla.ops.gated_delta_rule": SimpleNamespace(chunk_gated_delta_rule=chunk),
+    }
+    for name, module in {"fla": SimpleNamespace(), "fla.ops": SimpleNamespace(), **modules}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("FLA_FLASH_QLA", "1")
+    case = SMALL[0]
+    x = case.operands("weak", "cpu")
+    found, missing = _la_peers.peers(case, x)
+    assert (list(found), missing) == (["fla chunk", "flashqla"], {})
+    assert os.environ["FLA_FLASH_QLA"] == "0"
+    assert torch.equal(found["flashqla"](0)[0], x["v"])
