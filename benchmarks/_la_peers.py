@@ -49,6 +49,8 @@ def peers(
                 found[name] = call
             except Exception as error:
                 missing[name] = reason_of(error)
+                if x["q"].is_cuda:
+                    torch.cuda.synchronize()  # raises after an error of the GPU, which leaves nothing to work with
     return found, missing
 
 

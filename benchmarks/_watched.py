@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -23,16 +24,16 @@ _STEP, _FOUND, _RAISED, _DONE = "step", "found", "raised", "done"
 
 
 class Stopped(NamedTuple):
-    """The last thing that is given where the process was stopped, or ended by itself: in which step, and why."""
+    """In which step the process was stopped, ended by itself or raised, and why."""
 
     step: str
     reason: str
 
 
 def watched(work: Callable[..., Iterator[Any]], arguments: tuple[Any, ...], seconds: float) -> Iterator[Any]:
-    """``work`` is a function of a module, and what goes in and out can be pickled. Raises RuntimeError where ``work`` raises.
+    """``work`` is a function of a module, and what goes in and out can be pickled. The last thing given is ``Stopped`` where not all was.
 
-    With ``seconds`` of 0, ``work`` runs in this process, without a limit.
+    With ``seconds`` of 0, ``work`` runs in this process, without a limit, and raises what it raises.
     """
     if not seconds:
         yield from work(*arguments, lambda name: None)
@@ -68,7 +69,8 @@ def _told(connection: Connection, process: Any, seconds: float) -> Iterator[Any]
         if kind == _STEP:
             name, end = value, time.monotonic() + seconds if value else None
         elif kind == _RAISED:
-            raise RuntimeError(value)
+            yield Stopped(name, value)
+            return
         else:
             yield value
 
@@ -89,6 +91,7 @@ def _run(connection: Connection, work: Callable[..., Iterator[Any]], arguments: 
             connection.send((_FOUND, found))
         connection.send((_DONE, None))
     except Exception as error:  # the process that waits tells it
-        connection.send((_RAISED, f"{type(error).__name__}: {error}"))
+        traceback.print_exc()
+        connection.send((_RAISED, f"{type(error).__name__}: {error}"[:300]))
     finally:
         connection.close()

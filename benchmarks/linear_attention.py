@@ -54,11 +54,11 @@ def main() -> int:
     declined, section = 0, None
     measured: dict[Any, dict[str, Measured]] = {}
     for case, gates, (found, notes) in _outcomes(args):
-        for note in notes:
-            report.note(note)
         if isinstance(case, Decode) != section:
             section = isinstance(case, Decode)
             report.section("Decode, one token" if section else "Prefill")
+        for note in notes:
+            report.note(note)
         of_case = measured.setdefault(case, {})
         before = len(rows(case, of_case))
         if found is None:

@@ -373,8 +373,9 @@ def test_work_that_hangs_is_stopped():
 def test_work_that_dies_or_raises_is_said():
     found = list(_watched.watched(dies, (3,), 60.0))
     assert found == [3, _watched.Stopped("compile", "its process ended with status 3")]
-    with pytest.raises(RuntimeError, match="ValueError: why"):
-        list(_watched.watched(breaks, ("why",), 60.0))
+    assert list(_watched.watched(breaks, ("why",), 60.0)) == [_watched.Stopped("", "ValueError: why")]
+    with pytest.raises(ValueError, match="why"):
+        list(_watched.watched(breaks, ("why",), 0))
 
 
 def test_a_peer_that_is_late_is_left_out_from_there_on(monkeypatch, capsys):
