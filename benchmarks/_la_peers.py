@@ -149,13 +149,14 @@ def _flashqla(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
 
 
 def _flashkda(case: Any, x: Tensors) -> Iterator[tuple[str, Call]]:
-    """CUTLASS kernels that take gates and beta before their activation, in bf16: g = -5 sigmoid(..), so none below -5."""
+    """CUTLASS kernels that take gates and beta before their activation, in bf16: g = bound * sigmoid(..), the bound -5 or above. It is as
+    near as the gates allow, since their sigmoid is an approximation with an absolute error."""
     if isinstance(case, Decode) or case.op != "kda":
         return
     from flash_kda import fwd
 
     q, k, v, g, beta = _batched(case, x)
-    bound = -5.0
+    bound = max(-5.0, 1.001 * g.min().item())
     logits = (g / bound).clamp(1e-6, 1 - 1e-6).logit().bfloat16()
     beta = beta.logit().bfloat16()
     amplitude, bias = g.new_zeros(case.heads), g.new_zeros(case.heads, case.size)

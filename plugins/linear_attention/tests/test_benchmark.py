@@ -422,10 +422,12 @@ def test_steps_of_peers_are_named_before_they_run(monkeypatch):
     assert said == ["one", "made", "a", "ran a", "ran a"]
 
 
-def test_flashkda_gets_gates_and_beta_before_their_activation(monkeypatch):
+@pytest.mark.parametrize("gates", ["strong", "weak"])
+def test_flashkda_gets_gates_and_beta_before_their_activation(monkeypatch, gates):
     got = {}
 
     def fwd(q, k, v, g, beta, scale, out, a_log, dt_bias, lower_bound, *, final_state):
+        assert -5 <= lower_bound < x["g"].min() or lower_bound == -5
         got.update(g=lower_bound * (a_log.exp()[:, None] * g + dt_bias).sigmoid(), beta=beta.sigmoid(), scale=scale)
         assert g.dtype == beta.dtype == torch.bfloat16
         assert final_state.shape == (1, 2, 64, 64)
@@ -433,7 +435,7 @@ def test_flashkda_gets_gates_and_beta_before_their_activation(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "flash_kda", SimpleNamespace(fwd=fwd))
     case = Forward("kda", 1, 70, 2, 2, size=64)
-    x = case.operands("strong", "cpu")
+    x = case.operands(gates, "cpu")
     found, missing = _la_peers.peers(case, x, frozenset({"fla", "cudnn"}))
     assert (list(found), missing) == (["flashkda"], {})
     assert torch.equal(found["flashkda"](0)[0], x["v"])
