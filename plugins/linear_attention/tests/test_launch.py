@@ -14,7 +14,8 @@ from la_cases.cases import named
 from la_cases.running import call, graph_of
 from linear_attention.compile import kernel_name
 from linear_attention.graphs import build
-from linear_attention.launch import MOST_TOKENS, Launcher
+from linear_attention.launch import Launcher
+from linear_attention.limits import MOST_TOKENS
 from linear_attention.lowering import lower_gdn, lower_kda
 from linear_attention.plan import PrefillPlan, restored
 from linear_attention.prefill_engine import GdnSm90, KdaSm90
