@@ -96,13 +96,13 @@ class DecodePlan:
         return stride
 
     def bind(self, layout: tuple[Operand, ...]) -> Runner:
-        """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing."""
+        """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing. Raises
+        ExecutionError, and DriverError without a device."""
         words = self.words(layout)
         if not words["sequences"]:
             return _nothing
         template = array("q", words.values())
-        function = self.function()
-        function(0, 0)
+        function = cute_dsl.load_code(self.function())
         # (index in the block, operand, bits of the address that must be 0)
         addresses = tuple(
             (self._index[f"{port}.address"], place.operand, self.binding.rules[port].multiple - 1)
@@ -126,10 +126,13 @@ class DecodePlan:
         self._runs.execute(pack, ctx)
 
     def host_arguments(self, artifact: Artifact, pack: VariantPack, workspace: int) -> tuple[HostBlock, None]:
-        """What an executor passes to the host function: the argument words and a null stream."""
+        """What an executor passes to the host function: the argument words and a null stream. Raises ExecutionError."""
         from cudnn_core import HostBlock
 
         words, addresses = self.words(pack.operands), []
+        if not words["sequences"]:  # a grid has a CTA or more
+            operand = pack.operands[self.binding.places["q"].operand]
+            raise _refused(operand, "there is no sequence", "one or more")
         for port, place in self.binding.places.items():
             word = f"{port}.address"
             words[word] = pack.pointers[place.operand]
