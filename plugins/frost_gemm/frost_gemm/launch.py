@@ -184,10 +184,13 @@ class Launcher:
         return run
 
     def host_block(self, operands: Sequence[Operand], pointers: Sequence[int], workspace: int) -> HostBlock:
-        """The argument words for an executor that has host addresses."""
+        """The argument words for an executor that has host addresses. Raises ExecutionError."""
         from cudnn_core import HostBlock
 
         words = self.words(operands) | {"workspace": workspace}
+        for size in ("m", "n", "l"):
+            if not words[size]:  # a grid has a CTA or more
+                raise ExecutionError(f"{size} is 0: there is nothing to launch")
         addresses, values = [self.index["workspace"] * WORD_BYTES], []
         for place in self.binding.places:
             word, operand, pointer = f"{place.word}.address", operands[place.operand], pointers[place.operand]
