@@ -159,7 +159,7 @@ def test_a_machine_without_a_device_is_a_typed_error():
     def fail(words, stream):
         raise RuntimeError("Got Cuda Runtime Error: cudaErrorInsufficientDriver")
 
-    with pytest.raises(DriverError, match="GPU code can't be loaded: .*cudaErrorInsufficientDriver"):
+    with pytest.raises(DriverError, match=r"GPU code can't be loaded: .*cudaErrorInsufficientDriver"):
         launcher(fail).bind(operands())
 
 

@@ -139,7 +139,9 @@ class _Lowering:
         sequences = tokens // problem.most if bounds is None else least(bounds.dim[0]) - 1
         needs = {config: ctas(problem, config, sequences) for config in configs(problem)}
         found = tuple(config for config in needs if needs[config] <= GRID_LIMIT)
-        self.c.require(found, "shape.range", "grid", {"max": GRID_LIMIT}, min(needs.values()), "fewer sequences in a call")
+        self.c.require(
+            found, "shape.range", "grid", {"max": GRID_LIMIT}, min(needs.values()), "fewer sequences in a call"
+        )
         return found
 
     def _lowered(self) -> Lowered:

@@ -376,7 +376,7 @@ def test_a_machine_without_a_device_is_a_typed_error(monkeypatch):
     case = named("gdn_decode-slots")
     plan, made = plan_of(case), running.call(case)[1]
     monkeypatch.setattr(plan, "function", lambda: fail)
-    with pytest.raises(DriverError, match="GPU code can't be loaded: .*cudaErrorInsufficientDriver"):
+    with pytest.raises(DriverError, match=r"GPU code can't be loaded: .*cudaErrorInsufficientDriver"):
         plan.bind(operands_at(plan, {**made.inputs, **made.outputs}))
 
 

@@ -186,7 +186,7 @@ def test_a_machine_without_a_device_is_a_typed_error(plan, monkeypatch):
         raise RuntimeError("Got Cuda Runtime Error: cudaErrorInsufficientDriver")
 
     monkeypatch.setattr(PrefillPlan, "function", lambda self: fail)
-    with pytest.raises(DriverError, match="GPU code can't be loaded: .*cudaErrorInsufficientDriver"):
+    with pytest.raises(DriverError, match=r"GPU code can't be loaded: .*cudaErrorInsufficientDriver"):
         plan.bind(tuple(plan.setup.operands))
 
 
