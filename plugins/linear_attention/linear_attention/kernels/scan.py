@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from ..layout import MMA, PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
@@ -116,7 +116,10 @@ class Scan:
             tiles.kept(words)
             tiles.kept(y)
             u = tuple(tiles.landed(u))
-            x, update = self.issue_x(place, self.times(u, c), x)
+            update = self.times(u, c)
+            if cutlass.const_expr(self.scaled):
+                x = self.refined(not more, place, update, x)
+            x, update = self.issue_x(place, update, x)
             if cutlass.const_expr(not self.summary):
                 u = tuple(tiles.packed(MMA, u)) if self.scaled else update
                 o = tiles.multiply(MMA, CHUNK, u, tiles.k_major(t + PANEL_BYTES), _LINE_STEPS, o)
@@ -142,6 +145,17 @@ class Scan:
         tiles.landed(r)
         self.barriers.release(smem, "empty", stage.index, lane)
         return x, Places(advanced(stage, operands.count), slot, slab, value)
+
+    @cute.jit
+    def refined(self, last: Boolean, place: Int32, update: list, x: tuple):
+        """X with what rounding is about to take from the last update. No product is in flight, before or after."""
+        if last:
+            rounded = [value for word in tiles.packed(self.keys, update) for value in tiles.unpacked(self.keys, word)]
+            x, rest = self.issue_x(place, [full - less for full, less in zip(update, rounded, strict=True)], x)
+            tiles.wait(0)
+            x = tuple(tiles.landed(x))
+            tiles.kept(rest)
+        return x
 
     @cute.jit
     def stage(self, smem: cute.Pointer, slab: Place, slot: Place, o: list, across: Int32, lane: Int32):
