@@ -44,6 +44,7 @@ from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores
 from .gates import Beta, Gate
 from .inverse import SCRATCH_BYTES
 from .kda_gates import Decays
+from .kda_groups import fold
 from .kda_lower import put_lower, write_t
 from .kda_words import (
     copies_done,
@@ -154,12 +155,14 @@ class PrepareKda:
         raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
         self.put_vectors(at, warp, beta, *raw[1:])
         tokens, scores = self.diagonal(at, valid, warp, decays, raw[0])
+        self.put_m(at, scores, warp, warp)
+        cute.arch.sync_warp()
+        scores = fold(tokens, scores, at.lower, warp, cute.arch.lane_idx())
         total = tokens.totals[0]
         # Blocks of 8 tokens stay as they are. What wider blocks add is the same for all tokens of the warp.
         rows, columns = [Float32(1.0)] * self.channels, [Float32(1.0)] * self.channels
         self.put_total(at, warp, total)
         self.write_level(tokens, warp & 1, Int32(0), behind_k, [], [])
-        self.put_m(at, scores, warp, warp)
         cute.arch.sync_threads()
         self.clear_above(at, warp)
         self.put_p(at, scores, warp, warp)
