@@ -14,30 +14,37 @@ from 7.7e-3 to 1.9e-3; keys of alternating signs the same; random keys as before
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from cutlass import Float32, Int32, cute
 
-from .diagonal import GROUP, Scores, Tokens
-from .kda_lower import group_row, put_lower
-from .kda_words import load_floats
+from .diagonal import GROUP, Tokens
+from .kda_words import load_floats, store_floats
 from .tiles import assembly
 
 __all__ = ["fold"]
 
+_LINE = 64  # bytes
 
-def fold(tokens: Tokens, scores: Scores, lower: Int32, group: Int32, lane: Int32) -> Scores:
-    """``tokens.columns`` become D^T k, and of the group's scores those of q P D; those of k are gone. By a warp, when its scores of k are
-    in the scratch of the inverse, at ``lower``; there are zeros behind."""
-    q, pair = list(scores.q), lane % 4 * 8
+
+def fold(tokens: Tokens, q: Sequence[Any], k: Sequence[Any], beta: Float32, scratch: Int32, lane: Int32) -> list[Any]:
+    """``tokens.columns`` become D^T k; returns the lane's part of P D from that of P. By a warp.
+
+    ``q``, ``k``, ``beta``: the lane's part of the group's scores, and of row lane / 4. ``scratch``: 8 lines of 32 bytes, 64 apart.
+    """
+    row, pair = lane // 4, lane % 4 * 2
+    store_floats(scratch + row * _LINE + pair * 4, [-value * beta for value in k])
+    cute.arch.sync_warp()
+    found = list(q)
     for later in range(GROUP - 1, 0, -1):
-        row = group_row(lower, group, later)
-        negative = load_floats(row, 4) + (load_floats(row + 16, 4) if later > 4 else [])
-        tokens.add(later, negative)
-        source = _of_quad(q[later % 2], later // 2)
-        q = [x + source * y for x, y in zip(q, load_floats(row + pair, 2), strict=True)]
-    zeros = [Float32(0.0)] * 2
-    cute.arch.sync_warp()  # all lanes have read the block
-    put_lower(lower, group, group, zeros)
-    return Scores(q, zeros)
+        source = _of_quad(found[later % 2], later // 2)
+        factors = load_floats(scratch + later * _LINE + pair * 4, 2)
+        found = [x + source * y for x, y in zip(found, factors, strict=True)]
+    for later in range(GROUP - 1, 0, -1):
+        place = scratch + later * _LINE
+        tokens.add(later, load_floats(place, 4) + (load_floats(place + 16, 4) if later > 4 else []))
+    return found
 
 
 def _of_quad(value: Float32, lane: int) -> Float32:

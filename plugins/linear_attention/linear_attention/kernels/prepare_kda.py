@@ -45,7 +45,7 @@ from .gates import Beta, Gate
 from .inverse import SCRATCH_BYTES
 from .kda_gates import Decays
 from .kda_groups import fold
-from .kda_lower import put_lower, write_t
+from .kda_lower import group_place, put_lower, write_t
 from .kda_words import (
     copies_done,
     copy_async,
@@ -155,9 +155,7 @@ class PrepareKda:
         raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
         self.put_vectors(at, warp, beta, *raw[1:])
         tokens, scores = self.diagonal(at, valid, warp, decays, raw[0])
-        self.put_m(at, scores, warp, warp)
-        cute.arch.sync_warp()
-        scores = fold(tokens, scores, at.lower, warp, cute.arch.lane_idx())
+        scores = self.folded(at, tokens, scores, warp, valid)
         total = tokens.totals[0]
         # Blocks of 8 tokens stay as they are. What wider blocks add is the same for all tokens of the warp.
         rows, columns = [Float32(1.0)] * self.channels, [Float32(1.0)] * self.channels
@@ -165,7 +163,7 @@ class PrepareKda:
         self.write_level(tokens, warp & 1, Int32(0), behind_k, [], [])
         cute.arch.sync_threads()
         self.clear_above(at, warp)
-        self.put_p(at, scores, warp, warp)
+        self.put_scores(at, scores, warp, warp)
         self.level_8(at, warp)
         total, rows, columns = self.widen(at, warp, 1, total, rows, columns)
         # Level 16's rows of Q lie where warps with even numbers had theirs, level 32's where the others had.
@@ -349,6 +347,16 @@ class PrepareKda:
 
         address = fragment_address(at.q_in, at.k_in, warp * GROUP)
         return tokens, diagonal_scores(tokens, begin, address, beside, behind_k, self.panel, self.steps, diagonal)
+
+    @cute.jit
+    def folded(self, at: Places, tokens: Tokens, scores: Scores, warp: Int32, valid: Int32):
+        """``fold`` of the warp's group: its scores afterwards. In a branch, so that ptxas leaves what is before it alone."""
+        q = list(scores.q)
+        if warp * GROUP < valid:
+            lane = cute.arch.lane_idx()
+            (beta,) = load_floats(at.beta + (warp * GROUP + lane // 4) * 4, 1)
+            q = fold(tokens, q, scores.k, beta, group_place(at.lower, warp), lane)
+        return Scores(q, [Float32(0.0)] * 2)
 
     def put_total(self, at: Places, warp: Int32, total: list[Any]) -> None:
         store_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, total)
