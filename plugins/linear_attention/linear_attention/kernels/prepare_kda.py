@@ -4,7 +4,7 @@
 8 warps, each 8 tokens; a lane has K / 32 neighbouring channels of them in registers: k and q times the decays of the tokens around
 them (``diagonal.Tokens``). Every factor that a tile needs is a product of decays, numbers of [0, 1]: nothing overflows, no gate is special,
 and the time depends on none of them. Scores come from products of the tensor cores over levels of tokens (``diagonal``): 1, 2 and 4
-inside a warp, in its lines of the tiles of K~ and Q~, then with a barrier of the CTA between two lines of this table
+inside a warp, in its lines of the tiles of K~ and Q~, behind which its columns of K are folded (``kda_groups``), then with a barrier of the CTA between two lines of this table
 
     products of level 8, from the tiles of K~ and Q~   | level 16's operands to the tile of K- and to free lines of Q~
     level 16                                           | level 32's to the tile of K~ and to level 8's lines of Q~
@@ -19,7 +19,7 @@ Operands have the norms and the scale in them and are rounded once, to ``layout.
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 22,300 instructions of a warp with everything in it, and spills no register. Two share an SM, as registers and
+A CTA of 128 channels runs 23,900 instructions of a warp with everything in it, and spills 0 to 3 registers of a thread. Two share an SM, as registers and
 shared memory allow, of 64 channels three. When 18 registers of a thread were spilled, that traffic through the L2 cache was as large as the
 records'. It is touchy: what is live across the barriers, and the order of stores behind them, make 0 or 20 of it.
 
