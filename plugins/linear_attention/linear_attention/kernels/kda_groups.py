@@ -5,13 +5,13 @@ wrote: sums over tokens cancel, roundings of their terms do not. Inside a group 
 and D = (I + B)^-1, its updates U are D S, where S are those that leave out what the group itself wrote: the columns D^T k take the
 place of k in all products behind, and
 
-    P U = (P D) S        M U = (M D) S        K-^T U = (D^T K-)^T S        S = (I + M D without B)^-1 beta Y
+    P U = (P D) S        M U = (M D) S        K-^T U = (D^T K-)^T S        S = (I + (M - B) D)^-1 beta Y
 
-so that U is nowhere, and T and P of the records are those of S. An entry of D^T k is at most as large as k's, for |k| <= 1 and
-beta <= 2. What it is for is the rounding of K-: it differs from
-token to token, and what 64 updates of an equal key leave of it in other channels stays there as long as the memory is. A model of all
-roundings, 4,096 equal keys with beta 0.999 and gates of -1e-3, bf16: O is off by 2.5e-3 instead of 5.1e-3, the final state by 2.9e-3
-instead of 7.3e-3. Keys of alternating signs gain as much, random ones lose nothing.
+so that U is nowhere, and T and P of the records are those of S. A row of D^T k is at most as long as that of k, for |k| <= 1 and
+beta <= 2. What it is for is the rounding of K-, which differs from token to token: what 64 updates of an equal key leave of it in
+other channels stays there as long as the memory is. A model of all roundings, 4,096 equal keys with beta 0.999 and gates of -1e-3,
+bf16: O is off by 2.5e-3 instead of 5.1e-3, the final state by 2.9e-3 instead of 7.3e-3. Keys of alternating signs gain as much,
+random ones lose nothing.
 """
 
 from __future__ import annotations
