@@ -5,6 +5,8 @@ One record for every (chunk slot, head of O), contiguous images of shared memory
     kda    K~, Q~, K- [64 tokens, K channels], T, P [64, 64], decay [K] float32
     gdn    T, P, then the vectors a, c, d [64] and decay [1] float32, and 12 bytes of zeros; K and Q are the tokens' own
 
+Of kda, K-, T and P are those of updates folded in groups of 8 tokens (``kernels/kda_groups.py``): for the scan they are what they are.
+
 Tiles are of ``layout.MMA``, panels of 64 columns, lines of 128 bytes, SW128. Record ``slot * heads + head`` begins at that multiple of
 ``record_bytes``.
 
