@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-__all__ = ["GpuTimes", "eager_times", "gpu_times", "host_times"]
+__all__ = ["ROUNDS", "GpuTimes", "eager_times", "gpu_times", "host_times"]
+
+ROUNDS = "timed rounds"
 
 Launch = Callable[[int], object]
 GpuTimes = dict[str, float]
@@ -26,36 +28,49 @@ def gpu_times(
     milliseconds: float = 4.0,
     most: int = 256,
     failed: dict[str, str] | None = None,
+    step: Callable[[str], None] = lambda name: None,
 ) -> GpuTimes:
     """Microseconds of one repetition of each of ``calls``: the median over ``rounds`` replays.
 
     A replay lasts about ``milliseconds``, in at most ``most`` repetitions. A callable that can't be captured raises what it raised,
-    or, with ``failed``, is left out and there with its reason.
+    or, with ``failed``, is left out and there with its reason. ``step`` hears whose turn begins, and ROUNDS when all take turns.
     """
     graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
     for name, call in calls.items():
+        step(name)
         try:
             graphs[name] = _captured(call, milliseconds, most)
-        except Exception as error:  # noqa: PERF203
+        except Exception as error:
             if failed is None:
                 raise
             failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     samples: dict[str, list[float]] = {name: [] for name in graphs}
-    for graph, _ in graphs.values():
+    for name, (graph, _) in graphs.items():
+        step(name)
         graph.replay()
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+    step(ROUNDS)
     for _ in range(rounds):
         for name, (graph, repetitions) in graphs.items():
             samples[name].append(_elapsed(graph.replay) * 1e3 / repetitions)
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def eager_times(calls: Mapping[str, Launch], *, rounds: int = 9, milliseconds: float = 4.0, most: int = 64) -> GpuTimes:
+def eager_times(
+    calls: Mapping[str, Launch],
+    *,
+    rounds: int = 9,
+    milliseconds: float = 4.0,
+    most: int = 64,
+    step: Callable[[str], None] = lambda name: None,
+) -> GpuTimes:
     """Microseconds of one repetition of each of ``calls`` without a graph, between two events of the stream: the GPU's time, or the
-    host's where that is longer. Medians of interleaved rounds of about ``milliseconds``."""
-    counts = {
-        name: max(2, min(most, int(milliseconds / max(_repeated(call, 4), 1e-3)))) for name, call in calls.items()
-    }
+    host's where that is longer. Medians of interleaved rounds of about ``milliseconds``. ``step``: as for ``gpu_times``."""
+    counts: dict[str, int] = {}
+    for name, call in calls.items():
+        step(name)
+        counts[name] = max(2, min(most, int(milliseconds / max(_repeated(call, 4), 1e-3))))
+    step(ROUNDS)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():

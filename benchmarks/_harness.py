@@ -25,7 +25,7 @@ __all__ = ["ROOT", "Report", "Row", "child", "finish", "machine", "medians", "op
 ROOT = Path(__file__).resolve().parents[1]
 _QUIET = 1.03  # a round is quiet if no callable took longer than this times its best
 _DISTS = ("cudnn-core", "cudnn-core-emulator", "torch", "numpy", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "fla-core",
-          "triton")  # fmt: skip
+          "triton", "flash-qla", "flash_qla", "tilelang", "flash-kda", "flash_kda")  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -64,14 +64,18 @@ class Row(NamedTuple):
 
 
 class Report:
-    """Rows, printed as they come. ``quick`` asks the cases for a tenth of the effort, and less trustworthy numbers."""
+    """Rows, printed as they come. ``quick`` asks the cases for a tenth of the effort, and less trustworthy numbers.
 
-    def __init__(self, *, table: bool = True, quick: bool = False) -> None:
+    state    a digest of the sources that are measured, or nothing
+    """
+
+    def __init__(self, *, table: bool = True, quick: bool = False, state: str = "") -> None:
         self.rows: list[Row] = []
         self.quick = quick
         self._table = table
         self._machine = machine()
         self._versions = versions()
+        self._state = state
 
     def medians(self, calls: Mapping[str, Callable[[], object]], **options: Any) -> dict[str, float]:
         """``medians`` with the effort that was asked for."""
@@ -89,14 +93,22 @@ class Report:
             print(_line(row), flush=True)
 
     def note(self, text: str) -> None:
-        print(f"     {text}", file=sys.stdout if self._table else sys.stderr)
+        print(f"     {text}", file=sys.stdout if self._table else sys.stderr, flush=True)
 
     @property
     def missed(self) -> list[Row]:
         return [row for row in self.rows if row.ok is False]
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What all rows of a run share."""
+        return {"machine": self._machine, "versions": self._versions, **({"state": self._state} if self._state else {})}
+
+    def records(self) -> list[dict[str, Any]]:
+        return [self._record(row) for row in self.rows]
+
     def json_lines(self) -> str:
-        return "".join(json.dumps(self._record(row)) + "\n" for row in self.rows)
+        return "".join(json.dumps(record) + "\n" for record in self.records())
 
     def _record(self, row: Row) -> dict[str, Any]:
         record: dict[str, Any] = {
@@ -107,8 +119,7 @@ class Report:
             "peer_name": row.peer_name or None,
             "ratio": _rounded(row.ratio),
             "error": row.error,
-            "machine": self._machine,
-            "versions": self._versions,
+            **self.identity,
         }
         if row.budget is not None:
             record |= {"budget": row.budget, "gate": row.gate, "ok": row.ok}
@@ -228,11 +239,11 @@ def options(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def finish(report: Report, args: argparse.Namespace) -> int:
-    """Write what ``args`` ask for; the exit status."""
+def finish(report: Report, args: argparse.Namespace, written: bool = False) -> int:
+    """Write what ``args`` ask for, unless the file has been ``written``; the exit status."""
     if args.json == "-":
         sys.stdout.write(report.json_lines())
-    elif args.json:
+    elif args.json and not written:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).write_text(report.json_lines(), encoding="utf-8")
     gated = sum(row.ok is not None for row in report.rows)

@@ -1,18 +1,23 @@
 """GDN and KDA on a GPU against flash-linear-attention and the cuDNN frontend's KDA engines, in one run.
 
-    python benchmarks/linear_attention.py [--only TEXT ...] [--quick] [--json [FILE]] [--check]
+    python benchmarks/linear_attention.py [--only TEXT ...] [--quick] [--json [FILE]] [--append] [--check]
 
 Prefills run with strong gates (logsigmoid of normal numbers) and weak ones (a 16th), decode steps in place over a pool of states that is
 larger than L2. Each result is checked first, against the recurrence in fp64 on two heads of the same operands; then all peers are timed,
 interleaved, as CUDA graphs and again eagerly. ``ours`` is the plan of this package's engine, bound. Ratios are ours / peer, so smaller is
 better; the peer of a row is the best one whose result is right, and the others have rows of their own. A floor is the larger of bytes at
 4.27 TB/s and operations at 790 TFLOP/s.
+
+Measuring is done by a process of its own, which is stopped where a peer takes longer than ``--peer-seconds``; the run goes on without
+that peer. The file of ``--json`` is written after each case, and ``--append`` fills it up in several runs of one state.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,124 +26,120 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks._gpu_timing import eager_times, gpu_times
+from benchmarks._gpu_timing import ROUNDS
 from benchmarks._harness import Report, Row, finish, options
-from benchmarks._la_cases import COPY_TBPS, GATES, Decode, Measured, chosen
-from benchmarks._la_ours import Ours
-from benchmarks._la_peers import peers
-from benchmarks._la_reference import error, head_sample, sampled
+from benchmarks._la_cases import CASES, COPY_TBPS, GATES, Decode, Measured, chosen
+from benchmarks._la_measure import Outcome, label, outcomes
+from benchmarks._la_peers import FAMILIES
+from benchmarks._results import OtherRunError, ResultFile
+from benchmarks._watched import Stopped, watched
 
 _TOLERANCE = 5e-3  # relative RMS error of our outputs, which are rounded to bf16
 _RIGHT = 2e-2  # of a peer's, to be compared with
 _SPREAD = 1.05  # slowest / fastest kind of gates
 _LAUNCHES = 1.5  # host time of one step of one sequence, in launches of that kernel through the driver
-EMPTY = "empty kernel"
 
 
 def main() -> int:
-    parser = options(__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="cases whose name contains one of these")
-    parser.add_argument("--skip-peer", nargs="*", default=[], metavar="NAME", help="fla, cudnn")
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved replays of each callable (default: 9)")
-    args = parser.parse_args()
+    args = _arguments()
     if not torch.cuda.is_available():
         print("no GPU: nothing to measure", file=sys.stderr)
         return 3
-    report = Report(table=args.json != "-", quick=args.quick)
-    rounds = args.rounds or (3 if args.quick else 9)
-    declined = 0
-    for decode, title in ((False, "Prefill"), (True, "Decode, one token")):
-        cases = [case for case in chosen(args.only, args.quick) if isinstance(case, Decode) == decode]
-        if cases:
-            report.section(title)
-        for case in cases:
-            measured = {}
-            for gates in ("weak",) if decode else GATES:
-                found = measure(report, case, gates, frozenset(args.skip_peer), rounds)
-                torch.cuda.empty_cache()
-                if found is None:
-                    declined += 1
-                else:
-                    measured[gates] = found
-            for row in rows(case, measured):
-                report.add(row)
+    report = Report(table=args.json != "-", quick=args.quick, state=_state())
+    try:
+        file = _file(report, args)
+    except OtherRunError as error:
+        print(error, file=sys.stderr)
+        return 2
+    declined, section = 0, None
+    measured: dict[Any, dict[str, Measured]] = {}
+    for case, gates, (found, notes) in _outcomes(args):
+        if isinstance(case, Decode) != section:
+            section = isinstance(case, Decode)
+            report.section("Decode, one token" if section else "Prefill")
+        for note in notes:
+            report.note(note)
+        of_case = measured.setdefault(case, {})
+        before = len(rows(case, of_case))
+        if found is None:
+            declined += 1
+            continue
+        of_case[gates] = found
+        for row in rows(case, of_case)[before:]:
+            report.add(row)
+        if file is not None:
+            file.write(report.records())
     if declined:
         report.note(f"{declined} times without a result of ours")
-    return finish(report, args) or int(args.check and declined > 0)
+    return finish(report, args, written=file is not None) or int(args.check and declined > 0)
 
 
-def measure(report: Report, case: Any, gates: str, skip: frozenset[str], rounds: int) -> Measured | None:
-    """Errors and times of ours and of every peer, or None where our engine declines or can't be captured."""
-    import cudnn_core
+def _arguments() -> argparse.Namespace:
+    parser = options((__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="cases whose name contains one of these")
+    parser.add_argument(
+        "--skip-peer", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(FAMILIES)}, or of one"
+    )
+    parser.add_argument("--rounds", type=int, default=0, help="interleaved replays of each callable (default: 9)")
+    parser.add_argument(
+        "--append",
+        action="store_true",
+        help="keep the rows of other cases that the file of --json has, of the same state",
+    )
+    parser.add_argument(
+        "--peer-seconds", type=float, default=120.0, metavar="S",
+        help="what a peer may take to compile, or to run once, before the run goes on without it (default: 120; 0: no limit)",
+    )  # fmt: skip
+    args = parser.parse_args()
+    if args.append and args.json in (None, "-"):
+        parser.error("--append needs --json FILE")
+    return args
 
-    x = case.operands(gates)
-    label = case.name if isinstance(case, Decode) else f"{case.name}, {gates} gates"
-    try:
-        ours = Ours(case, x)
-    except cudnn_core.NoEngineError as reason:
-        report.note(f"{label}: ours declined: {str(reason).splitlines()[0]}")
+
+def _file(report: Report, args: argparse.Namespace) -> ResultFile | None:
+    """The file that grows with each case, if results go to one."""
+    if args.json in (None, "-"):
         return None
-    judge = Judge(case, x)
-    measured = Measured({}, {}, {"ours": judge.ours(ours)})
-    found, missing = peers(case, x, skip)
-    for name, call in found.items():
-        measured.errors[name] = judge.peer(call)
-    calls: dict[str, Callable[[int], object]] = {"ours": ours, **found}
-    if isinstance(case, Decode) and case.batch == 1:
-        calls[EMPTY] = lambda i: torch.cuda._sleep(0)
-    failed: dict[str, str] = {}
-    measured.graph |= gpu_times(calls, rounds=rounds, failed=failed)
-    if "ours" in failed:
-        report.note(f"{label}: ours can't be captured: {failed['ours']}")
-        return None
-    measured.eager |= eager_times({**calls, "front door": ours.front_door()}, rounds=rounds)
-    if isinstance(case, Decode) and case.batch == 1:
-        measured.host |= ours.host_times()
-    for name, reason in {**missing, **{name: f"as a graph: {reason}" for name, reason in failed.items()}}.items():
-        report.note(f"{label}: without {name}: {reason}")
-    report.note(f"{label}: {ours.plan.engine}, errors {', '.join(f'{n} {e:.1e}' for n, e in measured.errors.items())}")
-    return measured
+    return ResultFile(Path(args.json), [case.name for case in CASES], report.identity, append=args.append)
 
 
-class Judge:
-    """Errors of a case's callables against the recurrence on ``head_sample``'s heads."""
+def _state() -> str:
+    """A digest of the sources that are measured: the core's, the plugin's, and the cases'."""
+    from cudnn_core.cute_dsl import sources_digest
 
-    def __init__(self, case: Any, x: Mapping[str, torch.Tensor]) -> None:
-        self._case, self._x, self._heads = case, x, list(head_sample(case))
-        self._slots = x["slots"][0].long() if isinstance(case, Decode) else None
-        self._states = None if self._slots is None else x["initial_state"][self._slots].clone()
-        self._want = sampled(case, dict(x), self._slots)
+    found = "".join(map(sources_digest, ("cudnn_core", "linear_attention", "benchmarks._la_cases")))
+    return hashlib.sha256(found.encode()).hexdigest()[:16]
 
-    def ours(self, ours: Ours) -> float:
-        """Of O and of the final state, NaN where nothing was written."""
-        for tensor in ours.outputs.values():
-            tensor.fill_(torch.nan)
-        self._restore()
-        ours(0)
-        o = self._error(ours.outputs["O"])
-        state = ours.outputs.get("final_state")
-        if state is None:
-            state = self._x["initial_state"][self._slots]
-        return max(o, error(state[:, self._heads].unsqueeze(1), self._want["final_state"].unsqueeze(1)))
 
-    def peer(self, call: Callable[[int], tuple[Any, Any]]) -> float:
-        """Of o; a peer's states have other layouts."""
-        self._restore()
-        return self._error(call(0)[0])
-
-    def _error(self, o: torch.Tensor) -> float:
-        return error(o[:, self._heads].reshape(self._want["O"].shape), self._want["O"])
-
-    def _restore(self) -> None:
-        if self._slots is not None:
-            self._x["initial_state"][self._slots] = self._states
+def _outcomes(args: argparse.Namespace) -> Iterator[tuple[Any, str, Outcome]]:
+    """Of each case and kind of gates. A peer that the process was stopped for is left out from there on."""
+    cases = chosen(args.only, args.quick)
+    todo = [(case, gates) for case in cases for gates in (("weak",) if isinstance(case, Decode) else GATES)]
+    skip = frozenset(args.skip_peer)
+    rounds = args.rounds or (3 if args.quick else 9)
+    late: list[str] = []
+    while todo:
+        for found in watched(outcomes, (list(todo), skip, rounds), args.peer_seconds):
+            case, gates = todo[0]
+            if isinstance(found, Stopped):
+                if found.step not in ("", ROUNDS, *skip):
+                    skip |= {found.step}
+                    late.append(f"{label(case, gates)}: from here on without {found.step}: {found.reason}")
+                    break
+                where = found.step or "a step of ours"
+                outcome = Outcome(None, [f"{label(case, gates)}: stopped in {where}: {found.reason}"])
+            else:
+                outcome = found
+            del todo[0]
+            yield case, gates, Outcome(outcome.measured, late + outcome.notes)
+            late = []
 
 
 def rows(case: Any, measured: Mapping[str, Measured]) -> list[Row]:
     """The rows of a case from what was measured with each kind of gates."""
     found: list[Row] = []
     for gates, one in measured.items():
-        name = case.name if isinstance(case, Decode) else f"{case.name}, {gates} gates"
+        name = label(case, gates)
         if not one.errors["ours"] <= _TOLERANCE:
             found.append(Row(f"{name}: wrong result", "us", 0.0, error=one.errors["ours"]))
             continue

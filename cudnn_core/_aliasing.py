@@ -1,4 +1,4 @@
-"""Which operands of a plan may share memory. Imported by the building of plans."""
+"""Which operands of a plan may share memory, and which are one. Imported by the building of plans and the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._ops._table import lookup
 if TYPE_CHECKING:
     from ._graph._frozen import FrozenGraph, FrozenTensor
 
-__all__ = ["plan_aliases"]
+__all__ = ["plan_aliases", "updated_inputs"]
 
 
 def plan_aliases(graph: FrozenGraph) -> dict[tuple[int, int], int]:
@@ -38,3 +38,14 @@ def plan_aliases(graph: FrozenGraph) -> dict[tuple[int, int], int]:
                 source = source[position] if isinstance(source, tuple) else source
                 allow(node.outputs[out_port], source, nbytes(source.dtype, elements))
     return pairs
+
+
+def updated_inputs(graph: FrozenGraph) -> dict[int, FrozenTensor]:
+    """uid of an output -> the input that it is, updated in place: what its op does not write keeps the input's values."""
+    found: dict[int, FrozenTensor] = {}
+    for node in graph.nodes:
+        for attribute, (out_port, in_port) in lookup(node.op).updates.items():
+            out, source = node.outputs.get(out_port), node.inputs.get(in_port)
+            if node.attrs[attribute] and out is not None and source is not None and source.role == "input":
+                found[out.uid] = source
+    return found

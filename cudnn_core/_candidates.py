@@ -176,9 +176,10 @@ def examine(request: Request, entry: EngineEntry) -> Candidate | EngineDecision:
         configs, barred = _configs(request, spec, verdict)
         if not configs:
             return row("disabled", barred)
-        declines = request.declines(notes_of(spec, verdict), verdict.workspace)
+        notes = notes_of(spec, verdict)
+        declines = request.declines(notes, verdict.workspace)
         if declines:
-            return row("declined", declines, config=configs[0], workspace=verdict.workspace)
+            return row("declined", declines, config=configs[0], workspace=verdict.workspace, notes=tuple(notes))
         estimate = guarded(request, entry, "estimate", lambda: _estimate(request, engine, configs[0]))
         return Candidate(entry, verdict, configs[0], estimate, configs)
     except EngineBroken as broken:

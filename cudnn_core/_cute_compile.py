@@ -18,9 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ._errors import BuildError
+from ._errors import BuildError, DriverError
 
-__all__ = ["Compilation", "Function", "compile_class", "cubin_sm", "load_function"]
+__all__ = ["Compilation", "Function", "compile_class", "cubin_sm", "load_code", "load_function"]
 
 # A compiled host function: (address of the argument words, stream). Address 0 loads the GPU code and launches nothing.
 Function = Callable[[int, int], object]
@@ -81,6 +81,22 @@ def load_function(code: bytes, name: str) -> Function:
     """The function ``name`` of an object. Raises BuildError."""
     with _dsl_lock:
         return _load(code, name)
+
+
+def load_code(function: Function) -> Function:
+    """``function``, with its GPU code on the current device. Launches nothing; not for use inside a stream capture.
+
+    Raises DriverError where it can't be loaded, and says what is missing if there is no driver or no device.
+    """
+    try:
+        function(0, 0)
+    except Exception as error:  # the runtime raises a plain RuntimeError with what CUDA said
+        from ._driver import why_absent
+
+        absent = why_absent()
+        cause = _said(error) if absent is None else f"{absent}; {_said(error)}"
+        raise DriverError(f"the kernel's GPU code can't be loaded: {cause}") from error
+    return function
 
 
 def cubin_sm(cubin: bytes) -> int:

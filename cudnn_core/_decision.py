@@ -67,6 +67,7 @@ class EngineDecision(NamedTuple):
     config     engine, complete knobs and variant, or None
     workspace  bytes, or None if only build_plan knows
     reasons    why it was not selected: one Decline or more, for every other state than "selected"
+    notes      behaviour notes of its plans of this graph, in order; None if the engine did not say that it can run it
     """
 
     id: str
@@ -79,6 +80,7 @@ class EngineDecision(NamedTuple):
     config: PlanConfig | None = None
     workspace: int | None = None
     reasons: tuple[Decline, ...] = ()
+    notes: tuple[str, ...] | None = None
 
 
 class ConfigSource(NamedTuple):
@@ -180,7 +182,8 @@ class Decision:
     def table(self, verbose: bool = False) -> str:
         """An aligned table: a header line, then one line an engine, the selected one marked ``*``.
 
-        ``verbose`` prints every reason and every distribution instead of the first reason and ``+N more``.
+        ``verbose`` prints every reason and every distribution instead of the first reason and ``+N more``, and the notes of
+        every engine that can run the graph instead of the selected one's.
         """
         from ._decision_text import table
 
@@ -282,7 +285,8 @@ def _normal(engine: EngineDecision) -> EngineDecision:
         reason._replace(expected=_fixed(reason.expected), actual=_fixed(reason.actual))
         for reason in map(plain_decline, engine.reasons)
     )
-    return engine._replace(us=us, config=config, reasons=tuple(reasons))
+    notes = None if engine.notes is None else tuple(sorted(map(str, engine.notes)))
+    return engine._replace(us=us, config=config, reasons=tuple(reasons), notes=notes)
 
 
 class _Fixed(dict[str, Any]):
@@ -328,6 +332,7 @@ def _engine_json(engine: EngineDecision) -> dict[str, Any]:
         **engine._asdict(),
         "config": engine.config and engine.config._asdict(),
         "reasons": [reason.to_dict() for reason in engine.reasons],
+        "notes": None if engine.notes is None else list(engine.notes),
     }
 
 
@@ -337,6 +342,7 @@ def _engine_from(row: dict[str, Any]) -> EngineDecision:
             **row,
             "config": row["config"] and PlanConfig(**row["config"]),
             "reasons": tuple(Decline(**reason) for reason in row["reasons"]),
+            "notes": None if row["notes"] is None else tuple(row["notes"]),
         }
     )
 
@@ -376,6 +382,7 @@ _ENGINE = {
     "config": optional(OBJECT),
     "workspace": optional(COUNT),
     "reasons": LIST,
+    "notes": optional(LIST),
 }
 _CONFIG = {"engine": TEXT, "knobs": OBJECT, "variant": STR}
 _REASON = {"code": TEXT, "subject": STR, "expected": ANY, "actual": ANY, "hint": STR, "origin": STR}
@@ -403,6 +410,9 @@ def _check(record: Any, *, signed: bool) -> None:
 
 def _check_engine(row: object, where: str) -> None:
     engine = take(row, _ENGINE, where)
+    for note in engine["notes"] or ():
+        if not isinstance(note, str):
+            raise FormatError(f"{where}.notes: {note!r} is no string")
     if engine["config"] is not None:
         take(engine["config"], _CONFIG, f"{where}.config")
     if engine["us"] is not None and engine["basis"] is None:

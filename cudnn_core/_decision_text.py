@@ -40,6 +40,7 @@ def table(decision: Decision, verbose: bool) -> str:
         lines.append("  ".join((*cells, *rest)).rstrip())
         if verbose:
             lines += [f"      {_reason(reason)}" for reason in engine.reasons[1:]]
+            lines += [f"      {_notes(engine)}"] * bool(engine.notes)
     if not rows:
         lines.append(f"  no engine is installed: {PIP_LINE}")
     return "\n".join(lines)
@@ -130,6 +131,8 @@ def _columns(engine: EngineDecision, verbose: bool) -> list[str]:
     if engine.reasons:
         more = f" +{len(engine.reasons) - 1} more" if len(engine.reasons) > 1 else ""
         row.append(_reason(engine.reasons[0]) if verbose else _folded(engine.reasons[0]) + more)
+    if engine.notes and engine.state == "selected" and not verbose:
+        row.append(_notes(engine))
     if engine.dist and (verbose or engine.state == "quarantined"):
         row.append(f"(dist {escape(engine.dist)} {escape(engine.version)}".rstrip() + ")")
     return row
@@ -139,6 +142,10 @@ def _us(us: float | None) -> str:
     if us is None:
         return "-"
     return f"{us:.3g} us" if us < 100 else f"{us:.0f} us"
+
+
+def _notes(engine: EngineDecision) -> str:
+    return f"notes: {escape(', '.join(engine.notes or ()))}"
 
 
 def _reason(reason: Decline) -> str:

@@ -236,7 +236,8 @@ class Plan:
                 raise
             except BaseException as error:  # SystemExit and the like are a plugin's failure too
                 raise ExecutionError(
-                    f"engine {self.engine} could not bind its plan: {describe_error(error)}"
+                    f"engine {self.engine} could not bind its plan: {describe_error(error)}",
+                    operand=error.operand if isinstance(error, ExecutionError) else "",
                 ) from error
             if not callable(runner):
                 raise ExecutionError(f"engine {self.engine} bound no callable but {short_repr(runner)}")

@@ -188,9 +188,11 @@ class Survey:
         item = self.ranked[place]
         entry, support, config = item.candidate.entry, item.candidate.support, item.candidate.config
         failures = tuple(self.failures.get(entry.id, ()))
+        assert entry.spec is not None
         row = EngineDecision(
-            item.id, entry.dist, entry.version, "eligible", place + 1, item.us, item.basis, config, support.workspace
-        )
+            item.id, entry.dist, entry.version, "eligible", place + 1, item.us, item.basis, config, support.workspace,
+            notes=tuple(notes_of(entry.spec, support)),
+        )  # fmt: skip
         if place == won:
             chosen = self.selected
             assert chosen is not None

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._cache import CacheKey, CompileCache
-from ._cute_compile import Function, compile_class, cubin_sm, load_function
+from ._cute_compile import Function, compile_class, cubin_sm, load_code, load_function
 from ._engine import Artifact
 from ._errors import BuildError
 
@@ -37,6 +37,7 @@ __all__ = [
     "compiled",
     "cubin_sm",
     "load",
+    "load_code",
     "runtime_versions",
     "sources_digest",
     "toolchain",

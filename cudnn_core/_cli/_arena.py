@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ._inputs import blank, values_of
+from .._aliasing import plan_aliases, updated_inputs
+from ._inputs import blank, restrided, values_of
 from ._output import EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Arena:
     """The operands of ``plan`` at fixed sizes.
 
     ``graph`` is ``plan.graph`` at those sizes; ``inputs`` maps uid to storage. ``on_host`` keeps the operands in host memory
-    whatever the plan's device is: for executors.
+    whatever the plan's device is: for executors. An output that updates an input lies in its memory, or begins with its values.
     """
 
     def __init__(self, plan: Plan, graph: FrozenGraph, inputs: Mapping[int, Array], *, on_host: bool = False) -> None:
@@ -37,15 +38,27 @@ class Arena:
         self._memory: dict[int, Any] = {}
         values: dict[int, Any] = {}
         shapes: dict[int, Any] = {}
-        for tensor in graph.operand_tensors():
-            storage = inputs[tensor.uid] if tensor.role == "input" else blank(tensor)
+        operands = graph.operand_tensors()
+        updated, shared = updated_inputs(graph), _shared(graph)
+        for tensor in sorted(operands, key=lambda tensor: tensor.role != "input"):
+            source = updated.get(tensor.uid)
+            if tensor.role == "input":
+                storage = inputs[tensor.uid]
+            elif source is None:
+                storage = blank(tensor)
+            elif (tensor.uid, source.uid) in shared:
+                self._memory[tensor.uid], values[tensor.uid] = self._memory[source.uid], values[source.uid]
+                shapes[tensor.uid] = tensor.dim
+                continue
+            else:
+                storage = restrided(inputs[source.uid], source, tensor)
             if tensor.by_value:
                 number: Any = values_of(storage, str(tensor.dtype))[0].item()
                 values[tensor.uid] = number if str(tensor.dtype).startswith(("float", "bfloat")) else int(number)
                 continue
             self._memory[tensor.uid], values[tensor.uid] = self._allocate(storage)
             shapes[tensor.uid] = tensor.dim
-        self._outputs = [tensor.uid for tensor in graph.operand_tensors() if tensor.role != "input"]
+        self._outputs = [tensor.uid for tensor in operands if tensor.role != "input"]
         self._values, self._shapes = values, shapes if plan.graph.dims else None
         self._workspace_memory, self.workspace = self._allocate(_bytes(plan.workspace_size))
 
@@ -94,6 +107,12 @@ class Arena:
         held = raw[start : start + len(storage)]
         held[...] = storage
         return held, raw.ctypes.data + start
+
+
+def _shared(graph: FrozenGraph) -> set[tuple[int, int]]:
+    """uids of an output and an input that may have one address."""
+    operands = graph.operand_tensors()
+    return {(operands[a].uid, operands[b].uid) for (a, b), offset in plan_aliases(graph).items() if offset == 0}
 
 
 def _bytes(size: int) -> Array:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._dtypes import bits, is_float
 from .._errors import ExecutionError
+from .._ops._table import lookup
 from .._slot import extent_bytes
 from ..testing._codec import code_dtype, decode, encode
 from ._output import EnvironmentProblem, UsageProblem, note
@@ -19,7 +20,7 @@ from ._output import EnvironmentProblem, UsageProblem, note
 if TYPE_CHECKING:
     from .._graph._frozen import FrozenGraph, FrozenNode, FrozenTensor
 
-__all__ = ["blank", "load_arrays", "make_inputs", "need_numpy", "sizes_from_arrays", "values_of"]
+__all__ = ["blank", "load_arrays", "make_inputs", "need_numpy", "restrided", "sizes_from_arrays", "values_of"]
 
 Array = Any  # a numpy array; numpy is imported when a verb needs it
 
@@ -40,6 +41,15 @@ def blank(tensor: FrozenTensor) -> Array:
     import numpy as np
 
     return np.full(_extent(tensor), 0xFF, dtype=np.uint8)
+
+
+def restrided(storage: Array, source: FrozenTensor, target: FrozenTensor) -> Array:
+    """Storage of ``target``, which has the sizes and the type of ``source``, with its values."""
+    from ..testing._memory import Layout
+
+    dim: Any = source.dim
+    stride: Any = source.stride
+    return _place(target, Layout(str(source.dtype), dim, stride).read(storage, 0))
 
 
 def values_of(storage: Array, dtype: str) -> Array:
@@ -203,11 +213,11 @@ def _values(graph: FrozenGraph, tensor: FrozenTensor, count: int, ragged: Frozen
             return _INDICES[port](node, tensor, count)
         if port in _CONSTANTS:
             return np.full(count, _CONSTANTS[port])
+        special = _OF_GROUP.get(lookup(node.op).group, {}).get(port)
+        if special is not None:
+            return special(node, tensor, count, generator)
         if port in _POSITIVE or (node.op, port) in _POSITIVE_OF:
             return generator.uniform(0.5, 1.5, count)
-        if port == "g":
-            linear = node.attrs.get("gate_domain", "").lower() == "linear"
-            return generator.uniform(0.5, 1.0, count) if linear else -generator.uniform(0.0, 1.0, count)
     dtype = _VECTORS.get(str(tensor.dtype), (str(tensor.dtype), 1))[0]
     if is_float(dtype):
         return generator.standard_normal(count)
@@ -226,6 +236,40 @@ _POSITIVE_OF = {
     ("rsqrt", "in0"),
     ("sqrt", "in0"),
 }
+
+
+def _gates(node: FrozenNode, tensor: FrozenTensor, count: int, generator: Any) -> Array:
+    """Of linear attention: logarithms of decays, decays, or logits."""
+    if node.attrs.get("safe_gate"):
+        return generator.standard_normal(count)
+    linear = node.attrs.get("gate_domain") == "linear"
+    return generator.uniform(0.5, 1.0, count) if linear else -generator.uniform(0.0, 1.0, count)
+
+
+def _weights(node: FrozenNode, tensor: FrozenTensor, count: int, generator: Any) -> Array:
+    """Of linear attention's updates: from 0 to 1, or logits."""
+    return (
+        generator.standard_normal(count) if node.attrs.get("use_beta_sigmoid") else generator.uniform(0.0, 1.0, count)
+    )
+
+
+def _keys(node: FrozenNode, tensor: FrozenTensor, count: int, generator: Any) -> Array:
+    """Of linear attention, of length 1: an update with a longer one makes states grow with every token."""
+    import numpy as np
+
+    from ..testing._memory import Layout
+
+    values = generator.standard_normal(count)
+    if not node.attrs.get("use_qk_l2norm"):
+        dim: Any = tensor.dim
+        stride: Any = tensor.stride
+        offsets = Layout(str(tensor.dtype), dim, stride).offsets
+        values[offsets] /= np.linalg.norm(values[offsets], axis=-1, keepdims=True)
+    return values
+
+
+# By the group of the op, then by port: what an op takes of its own.
+_OF_GROUP: dict[str, dict[str, Any]] = {"linear_attention": {"g": _gates, "beta": _weights, "k": _keys}}
 
 
 def _lengths(node: FrozenNode, tensor: FrozenTensor, count: int) -> Array:

@@ -100,7 +100,7 @@ def _explain(verbs: Any) -> None:
     _graph_arguments(verb)
     verb.add_argument("--replay", metavar="FILE", help="compare with a saved decision; exit 1 if they differ")
     verb.add_argument("--save", metavar="FILE", help="write the decision")
-    verb.add_argument("--verbose", action="store_true", help="print every reason of every engine")
+    verb.add_argument("--verbose", action="store_true", help="print every reason and the notes of every engine")
 
 
 def _run(verbs: Any) -> None:

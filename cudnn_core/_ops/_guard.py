@@ -161,6 +161,9 @@ def _check_row(op: Op) -> None:
             isinstance(pair, tuple) and len(pair) == 2 and pair[0] in outputs and pair[1] in inputs,
             f"alias: {pair!r} is no pair of an output and an input",
         )
+    flags = {attr.name for attr in op.attrs if attr.type == "bool"}
+    for name, pair in op.updates.items():
+        need(name in flags and pair in op.alias, f"updates: {name!r}: {pair!r} is no boolean attribute with an alias")
     for name, port in op.operands.items():
         need(port in inputs or port in outputs, f"operand {name!r} names no port: {port!r}")
     for method, entry in op.builders.items():

@@ -261,6 +261,7 @@ def _row(name: str, attrs: tuple[Attr, ...], doc: str) -> Op:
             )
         },
         alias=(("final_state", "initial_state"),),
+        updates={"overwrite_initial_state": ("final_state", "initial_state")},
         doc=doc,
     )
 

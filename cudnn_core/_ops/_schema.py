@@ -155,6 +155,8 @@ class Op:
                bound arguments where a name alone can't say it; None: by the params' names
     reference  "module:function" of a PyTorch reference for a plugin's own op (see docs/writing-an-engine.md)
     alias      (output port, input port) pairs that may share memory exactly, if layouts and types are equal
+    updates    boolean attribute -> one of these pairs: if it is set, the output is the input, updated. What the op does not
+               write keeps the input's values
     in_place   frozen node with int sizes -> (output port, input port, position in a variadic port, offset in elements):
                inputs that may lie inside an output's memory, at this offset
     doc        one sentence, then shapes; shown as the builder's docstring
@@ -175,6 +177,7 @@ class Op:
         "operands",
         "outputs",
         "reference",
+        "updates",
         "validate",
     )
 
@@ -194,6 +197,7 @@ class Op:
         builders: Mapping[str, tuple[tuple[Param, ...], Callable[..., dict[str, Any]] | None]] | None = None,
         reference: str = "",
         alias: tuple[tuple[str, str], ...] = (),
+        updates: Mapping[str, tuple[str, str]] | None = None,
         in_place: Callable[[Any], Iterable[tuple[str, str, int, int]]] | None = None,
         doc: str = "",
     ) -> None:
@@ -207,6 +211,7 @@ class Op:
         self.builders = builders or {}
         self.reference = reference
         self.alias = alias
+        self.updates = updates or {}
         self.doc = doc
         check_row(self)
         try:

@@ -10,6 +10,8 @@ import pytest
 import cudnn_core
 from cudnn_core import Decision, Dim
 
+from .conftest import AddEngine
+
 
 def test_explain_prints_every_engine(cli, graph_file, engines):
     with engines(one={}, two={"devices": ["cuda"]}):
@@ -26,6 +28,19 @@ def test_the_json_is_the_decision_record(cli, graph_file, engines):
         _, out, _ = cli("explain", file, "--json")
         expected = cudnn_core.Graph.from_json(file.read_text()).explain()
     assert Decision.from_json(out) == expected
+
+
+def test_notes_of_the_graphs_plans_are_shown_and_else_the_manifests(cli, cli_json, graph_file, engines):
+    class Noting(AddEngine):
+        def check_support(self, graph, ctx):
+            return super().check_support(graph, ctx)._replace(notes=frozenset({"approximate_math", "emulated_only"}))
+
+    with engines(one={"base": Noting, "notes": ["deterministic"]}, two={"notes": ["cuda_graph"], "efficiency": 0.1}):
+        _, out, _ = cli("explain", graph_file())
+        _, document = cli_json("explain", graph_file())
+    assert out.splitlines()[1].endswith("notes: approximate_math, emulated_only")
+    notes = {row["id"]: row["notes"] for row in document["engines"]}
+    assert notes == {"one:add@1": ["approximate_math", "emulated_only"], "two:add@1": ["cuda_graph"]}
 
 
 def test_no_engine_is_a_finding_with_the_nearest_miss(cli, graph_file, engines):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 
@@ -10,11 +11,12 @@ import pytest
 
 import cudnn_core
 from cudnn_core import Dim
-from cudnn_core._cli import _inputs, _reference
+from cudnn_core._cli import _arena, _inputs, _reference
 from cudnn_core.testing import temporary_plugin
 from tests.zoo._make import write_dist
 
 pytest.importorskip("torch_reference")
+from torch_reference._engine import Eager
 
 
 def test_a_right_engine_agrees_with_the_reference(cli, cli_json, graph_file, engines):
@@ -86,7 +88,133 @@ def test_a_device_that_is_only_described_can_not_run(cli, graph_file, engines):
     assert "only described" in err
 
 
+# --- outputs that update an input
+def pooled(graph, stride=None, attrs=()):
+    """gdn whose states are rows 1, 0 of a pool of 4, updated in place."""
+    q, k, v = (graph.tensor((6, 1, 8), name=name) for name in "qkv")
+    g, beta = (graph.tensor((6, 1), name=name) for name in ("g", "beta"))
+    bounds = graph.tensor((3,), data_type="int32", name="cu_seqlens")
+    pool = graph.tensor((4, 1, 8, 8), name="pool")
+    slots = graph.tensor((2,), data_type="int32", name="slots")
+    attrs = {"overwrite_initial_state": True, "output_final_state": True, **dict(attrs)}
+    made = graph.gdn(q, k, v, g, beta, bounds, initial_state=pool, state_indices=slots, **attrs)
+    made[0].set_output(True).set_name("O")
+    made[1].set_output(True).set_name("final")
+    if stride:
+        made[1].set_stride(stride)
+
+
+class NamedRows:
+    """The reference, but that of a pool it writes the rows alone that sequences name, as a kernel does."""
+
+    def check_support(self, graph, ctx):
+        return cudnn_core.Support((cudnn_core.PlanConfig("", {}),), workspace=0)
+
+    def build_plan(self, graph, config, ctx):
+        inner = Eager().build_plan(graph, config, ctx)
+
+        def execute(plan, pack, ctx):
+            at, slots = (
+                next(i for i, one in enumerate(pack.operands) if one.name == name) for name in ("final", "slots")
+            )
+            made, rows = (
+                np.empty(pack.operands[at].dim, np.float32),
+                (ctypes.c_int32 * 2).from_address(pack.pointers[slots]),
+            )
+            pointers = [*pack.pointers[:at], made.ctypes.data, *pack.pointers[at + 1 :]]
+            inner.execute(cudnn_core.VariantPack(pack.operands, tuple(pointers)), ctx)
+            for row in rows:
+                ctypes.memmove(pack.pointers[at] + made[row].nbytes * row, made[row].ctypes.data, made[row].nbytes)
+
+        return type("Plan", (), {"workspace_size": 0, "execute": execute})()
+
+
+def test_rows_of_a_pool_that_nobody_writes_keep_their_values(cli_json, graph_file):
+    manifest = {"plugin": "rows", "engine": [{"name": "gdn", "ops": ["gdn"], "devices": ["cpu"]}]}
+    with temporary_plugin(manifest, {"gdn": NamedRows}):
+        code, document = cli_json("run", graph_file(pooled))
+    assert (code, document["engine"]) == (0, "rows:gdn@1"), document
+    assert all(output["ok"] for output in document["outputs"])
+
+
+@pytest.mark.parametrize("stride", [None, (80, 80, 8, 1)])
+def test_an_output_that_updates_an_input_lies_there_or_begins_with_its_values(graph_file, stride):
+    graph = cudnn_core.Graph.from_json(graph_file(lambda graph: pooled(graph, stride)).read_text())
+    plan = graph.plan(device="cpu")
+    inputs = _inputs.make_inputs(plan.graph, 0)
+    arena = _arena.Arena(plan, plan.graph, inputs)
+    uids = {tensor.name: tensor.uid for tensor in plan.graph.operand_tensors()}
+    addresses = dict(zip((operand.uid for operand in plan.operands), arena.pack().pointers, strict=True))
+    assert (addresses[uids["final"]] == addresses[uids["pool"]]) == (stride is None)
+    pool = inputs[uids["pool"]].view(np.float32).reshape(4, 64)
+    final = arena.outputs()[uids["final"]].view(np.float32)
+    apart = 64 if stride is None else stride[0]
+    for row in range(4):
+        assert (final[row * apart :][:64] == pool[row]).all()
+    assert (arena.outputs()[uids["O"]] == 0xFF).all()
+
+
+def test_without_the_attribute_an_output_begins_blank(graph_file):
+    def build(graph):
+        q, k, v = (graph.tensor((6, 1, 8), name=name) for name in "qkv")
+        g, beta = (graph.tensor((6, 1), name=name) for name in ("g", "beta"))
+        made = graph.gdn(
+            q, k, v, g, beta, initial_state=graph.tensor((1, 1, 8, 8), name="state"), output_final_state=True
+        )
+        for tensor, name in zip(made, ("O", "final"), strict=False):
+            tensor.set_output(True).set_name(name)
+
+    plan = cudnn_core.Graph.from_json(graph_file(build).read_text()).plan(device="cpu")
+    arena = _arena.Arena(plan, plan.graph, _inputs.make_inputs(plan.graph, 0))
+    assert all((storage == 0xFF).all() for storage in arena.outputs().values())
+
+
 # --- inputs
+def linear(graph, op="gdn", dtype="float16", stride=None, **attrs):
+    q, k, v = (
+        graph.tensor((192, 2, 64), stride if name == "k" else None, data_type=dtype, name=name) for name in "qkv"
+    )
+    gates = (192, 2) if op == "gdn" else (192, 2, 64)
+    g, beta = (
+        graph.tensor(gates, name="g", data_type="float32"),
+        graph.tensor((192, 2), name="beta", data_type="float32"),
+    )
+    getattr(graph, op)(q, k, v, g, beta, **attrs)[0].set_output(True).set_name("O")
+
+
+def drawn(graph_file, **options):
+    """Random inputs of ``linear`` by name, in memory order."""
+    graph = cudnn_core.Graph.from_json(graph_file(lambda graph: linear(graph, **options)).read_text()).freeze()
+    made = _inputs.make_inputs(graph, 0)
+    return {tensor.name: _inputs.values_of(made[tensor.uid], str(tensor.dtype)) for tensor in graph.operand_tensors()
+            if tensor.role == "input"}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ["gdn", "kda"])
+def test_states_of_linear_attention_stay_finite_on_random_inputs(cli_json, graph_file, op):
+    """With longer keys every token multiplies them."""
+    code, document = cli_json("run", graph_file(lambda graph: linear(graph, op)))
+    assert code == 0, document
+    assert 0 < document["outputs"][0]["max_abs"] < 1
+
+
+def test_keys_have_length_1_whatever_their_strides_are(graph_file):
+    keys = drawn(graph_file, stride=(160, 80, 1))["k"]
+    rows = np.stack([keys[160 * t + 80 * h :][:64] for t in range(192) for h in range(2)])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=2e-3)
+    assert np.linalg.norm(drawn(graph_file, use_qk_l2norm=True)["k"][:64]) > 4
+
+
+def test_gates_and_weights_of_linear_attention_are_in_their_domains(graph_file):
+    plain, linear, logits = drawn(graph_file), drawn(graph_file, gate_domain="linear"), drawn(
+        graph_file, safe_gate=True, use_beta_sigmoid=True)  # fmt: skip
+    assert -1 <= plain["g"].min() < plain["g"].max() <= 0
+    assert 0 <= plain["beta"].min() < plain["beta"].max() <= 1
+    assert 0.5 <= linear["g"].min() < linear["g"].max() <= 1
+    for port in ("g", "beta"):
+        assert logits[port].min() < -1 < 1 < logits[port].max()
+
+
 def test_random_inputs_follow_the_seed(graph_file):
     graph = cudnn_core.Graph.from_json(graph_file().read_text()).freeze()
     first, same, other = (_inputs.make_inputs(graph, seed) for seed in (0, 0, 1))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_core import BuildError, CompileCache, HostBlock, _cute_compile, cute_dsl
+from cudnn_core import BuildError, CompileCache, DriverError, HostBlock, _cute_compile, _driver, cute_dsl
 
 pytest.importorskip("cutlass")
 from tests.cute_dsl import _kernels as kernels
@@ -282,6 +282,36 @@ def test_a_saved_kernel_of_something_else_is_refused(shared):
     ):
         with pytest.raises(BuildError, match=text):
             cute_dsl.CompiledKernel.restored(**{"header": header, "payloads": payloads, "target": "sm_90a", **change})
+
+
+# --- loading
+@pytest.mark.parametrize("absent", [True, False])
+def test_gpu_code_that_can_not_be_loaded_is_a_driver_error_with_the_cause(absent):
+    """Without a driver the DSL's runtime raises a RuntimeError that names neither the kernel nor what to do."""
+
+    def fail(words, stream):
+        assert (words, stream) == (0, 0)
+        raise RuntimeError("Got Cuda Runtime Error: \x1b[31mcudaErrorInsufficientDriver")
+
+    text = "dep.driver libcuda .*; RuntimeError: Got" if absent else "can't be loaded: RuntimeError: Got"
+    with _driver.use_driver(None if absent else object()), pytest.raises(DriverError, match=text) as raised:
+        cute_dsl.load_code(fail)
+    assert "\x1b" not in str(raised.value)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+def test_a_loaded_function_is_called_once_with_address_0_and_returned():
+    calls = []
+    assert cute_dsl.load_code(lambda *given: calls.append(given)) is not None
+    assert calls == [(0, 0)]
+
+
+def test_a_real_kernel_without_a_device_says_so(shared):
+    if _driver.driver() is not None:
+        pytest.skip("there is a device")
+    function = cute_dsl.load(build(shared))
+    with pytest.raises(DriverError, match="the kernel's GPU code can't be loaded: "):
+        cute_dsl.load_code(function)
 
 
 # --- the guide

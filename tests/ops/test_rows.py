@@ -47,6 +47,8 @@ MALFORMED = {
     "alias of no port": {"alias": (("nope", "x"),)},
     "alias no pair": {"alias": (1,)},
     "alias no tuple": {"alias": 1},
+    "update without an alias": {"attrs": (Attr("over", "bool", False),), "updates": {"over": ("Y", "x")}},
+    "update without an attribute": {"alias": (("Y", "x"),), "updates": {"over": ("Y", "x")}},
     "operand of no port": {"operands": {"A": "nope"}},
     "builders no mapping": {"builders": 5},
     "builder no pair": {"builders": {"acme_op": 5}},

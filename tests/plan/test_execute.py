@@ -641,3 +641,22 @@ def test_a_handle_of_another_gpu_is_refused(gpus):
     with pytest.raises(HandleError, match="cuda:1, the plan for cuda:0"):
         plan.execute(operands, handle=cudnn_core.create_handle(device=1))
     assert calls == []
+
+
+def test_an_operand_that_an_engine_can_not_bind_is_named_by_the_error():
+    class Refusing(_Plan):
+        def bind(self, layout):
+            raise ExecutionError("operand y: too far", operand="y")
+
+    class Engine(Recorder):
+        def build_plan(self, graph, config, ctx):
+            return Refusing(0)
+
+    g = Graph(**F32)
+    a = g.tensor(dim=(2, 3), name="a")
+    y = g.relu(a).set_output(True).set_name("y")
+    with temporary_plugin(MANIFEST, {"all": Engine}, isolated=True):
+        plan = g.plan(device="cpu")
+        with pytest.raises(ExecutionError, match="could not bind its plan: .*too far") as raised:
+            plan.execute({a: torch.zeros(2, 3), y: torch.zeros(2, 3)})
+    assert raised.value.operand == "y"

@@ -74,7 +74,7 @@ def test_the_json_has_exactly_the_fields_of_the_contract():
     assert set(record) == {"schema", "graph_key", "device", "selected", "engines", "config", "digest"}
     assert record["schema"] == 1
     assert record["selected"] == "frost_gemm:sm90_wgmma@3"
-    fields = {"id", "dist", "version", "state", "rank", "us", "basis", "config", "workspace", "reasons"}
+    fields = {"id", "dist", "version", "state", "rank", "us", "basis", "config", "workspace", "reasons", "notes"}
     assert all(set(row) == fields for row in record["engines"])
     assert set(record["engines"][-1]["reasons"][0]) == {"code", "subject", "expected", "actual", "hint", "origin"}
     assert record["config"][0] == dict(zip(("key", "value", "origin"), CONFIG[0], strict=True))
@@ -115,6 +115,7 @@ _ROWS = st.builds(
     st.none() | st.builds(PlanConfig, st.text(min_size=1), st.dictionaries(st.text(), _JSON, max_size=2), st.text()),
     st.none() | st.integers(0),
     st.lists(_DECLINES, min_size=1, max_size=3).map(tuple),
+    st.none() | st.lists(st.text(), max_size=3).map(tuple),
 )
 
 
@@ -134,6 +135,27 @@ def test_facts_that_json_cannot_say_are_kept_as_text():
     (row,) = Decision(KEY, H200, [declined("p:e@1", odd)]).engines
     assert row.reasons[0].expected == ("inf", 1.0)
     assert row.reasons[0].actual == str(object)
+
+
+def test_notes_are_in_the_record_the_table_and_a_replay():
+    def made(*notes):
+        *others, winner = engines()
+        rows = [others[2]._replace(notes=("cuda_graph",)), winner._replace(notes=notes)]
+        return Decision(KEY, H200, [*others[:2], *rows])
+
+    now = made("ran_on_h200", "approximate_math")
+    rows = {row["id"]: row["notes"] for row in json.loads(now.to_json())["engines"]}
+    assert rows["frost_gemm:sm90_wgmma@3"] == ["approximate_math", "ran_on_h200"]
+    assert rows["frost_gemm:sm100_umma@1"] is None
+    assert now == made("approximate_math", "ran_on_h200")
+    (line,) = [line for line in now.table().splitlines() if "notes: " in line]
+    assert line.startswith("* frost_gemm:sm90_wgmma@3")
+    assert line.endswith("notes: approximate_math, ran_on_h200")
+    verbose = now.table(verbose=True)
+    assert "\n      notes: approximate_math, ran_on_h200\n" in verbose
+    assert "\n      notes: cuda_graph\n" in verbose
+    (difference,) = made("emulated_only").replay(now)
+    assert difference[:2] == ("frost_gemm:sm90_wgmma@3", "notes")
 
 
 def test_no_part_of_a_record_can_be_changed_and_it_can_be_copied():

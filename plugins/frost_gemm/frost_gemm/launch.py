@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn_core import ExecutionError, nbytes
+from cudnn_core.cute_dsl import Function, load_code
 
 from .ir import Program, argument_words
 from .layout import BITS, LARGEST_BLOCKS, LARGEST_EXTENT, TMA_ALIGNMENT
@@ -30,8 +31,6 @@ INT32_MAX = 2**31 - 1
 TMA_STRIDE_LIMIT = 2**40  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalStrides
 WORD_BYTES = 8
 BLOCKS = "number of blocks of 64 x 8 elements"  # not a word of the kernel: it is checked
-
-Function = Callable[[int, int], object]
 
 
 class Rule(NamedTuple):
@@ -153,13 +152,13 @@ class Launcher:
         return {word: found.get(word, 0) for word in self.index}
 
     def bind(self, operands: Sequence[Operand]) -> Runner:
-        """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing."""
+        """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing. Raises
+        ExecutionError, and DriverError without a device."""
         words = self.words(operands)
         if 0 in (words["m"], words["n"], words["l"]):
             return _nothing
         template = array("q", words.values())
-        function = self._function()
-        function(0, 0)
+        function = load_code(self._function())
         multiples = {rule.word: rule.multiple for rule in self.rules if rule.what == "address"}
         # (index in the block, operand, bits of the address that must be 0)
         addresses = tuple(
@@ -185,10 +184,13 @@ class Launcher:
         return run
 
     def host_block(self, operands: Sequence[Operand], pointers: Sequence[int], workspace: int) -> HostBlock:
-        """The argument words for an executor that has host addresses."""
+        """The argument words for an executor that has host addresses. Raises ExecutionError."""
         from cudnn_core import HostBlock
 
         words = self.words(operands) | {"workspace": workspace}
+        for size in ("m", "n", "l"):
+            if not words[size]:  # a grid has a CTA or more
+                raise ExecutionError(f"{size} is 0: there is nothing to launch")
         addresses, values = [self.index["workspace"] * WORD_BYTES], []
         for place in self.binding.places:
             word, operand, pointer = f"{place.word}.address", operands[place.operand], pointers[place.operand]

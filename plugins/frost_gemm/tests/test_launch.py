@@ -17,7 +17,7 @@ from frost_gemm.layout import LARGEST_EXTENT
 from frost_gemm.lower import lower
 
 import cudnn_core
-from cudnn_core import Dim, ExecutionError, Operand
+from cudnn_core import Dim, DriverError, ExecutionError, Operand
 
 PROGRAM = Program(
     a=(Matrix("bfloat16"),),
@@ -147,6 +147,20 @@ def test_an_empty_output_launches_nothing(empty):
     calls = Calls()
     launcher(calls).bind(operands(**{empty: 0}))(POINTERS, 0, 0)
     assert calls.seen == []
+
+
+@pytest.mark.parametrize(("empty", "size"), [("m", "m"), ("n", "n"), ("batch", "l")])
+def test_an_empty_output_has_no_grid_for_an_executor(empty, size):
+    with pytest.raises(ExecutionError, match=f"{size} is 0"):
+        launcher().host_block(operands(**{empty: 0}), POINTERS, 0)
+
+
+def test_a_machine_without_a_device_is_a_typed_error():
+    def fail(words, stream):
+        raise RuntimeError("Got Cuda Runtime Error: cudaErrorInsufficientDriver")
+
+    with pytest.raises(DriverError, match=r"GPU code can't be loaded: .*cudaErrorInsufficientDriver"):
+        launcher(fail).bind(operands())
 
 
 def test_nothing_to_add_up_is_refused():

@@ -53,11 +53,16 @@ def _check_slots(state_indices: Tensor, rows: int) -> None:
     slots = state_indices.tolist()
     owners: dict[int, int] = {}
     for sequence, held in enumerate(slots):
-        for slot in {*held} if isinstance(held, list) else (held,):
+        for slot in held if isinstance(held, list) else (held,):
             if slot >= rows:
                 raise InputError(f"sequence {sequence} names row {slot} of a pool of {rows}", argument="state_indices")
-            if slot >= 0 and owners.setdefault(slot, sequence) != sequence:
-                raise InputError(f"sequences {owners[slot]} and {sequence} share row {slot}", argument="state_indices")
+            if slot < 0:
+                continue
+            if slot in owners:
+                both = f"sequences {owners[slot]} and {sequence} share"
+                once = f"sequence {sequence} names twice"
+                raise InputError(f"{once if owners[slot] == sequence else both} row {slot}", argument="state_indices")
+            owners[slot] = sequence
 
 
 def _check_accepted(num_accepted_tokens: Tensor, most: int) -> None:

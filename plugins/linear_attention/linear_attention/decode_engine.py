@@ -13,7 +13,7 @@ from cudnn_core import BuildError, Declined, PlanConfig, Support, checks
 
 from .decode_compile import TARGETS, target_of
 from .decode_lowering import Binding, Lowered, lower_gdn_decode, lower_kda_decode
-from .decode_problem import DecodeProblem, configs, default_config
+from .decode_problem import DecodeConfig, DecodeProblem, default_config
 
 if TYPE_CHECKING:
     from cudnn_core import CompiledPlan, DeviceInfo, ExecutionContext, FrozenGraph
@@ -43,12 +43,12 @@ class _Decode:
         from .decode_compile import compiled
         from .decode_plan import DecodePlan
 
-        problem, binding, target = self._found(graph, ctx.device)
+        problem, binding, target, offered = self._found(graph, ctx.device)
         rows = config.knobs["tile_v"]
-        chosen = next((one for one in configs(problem) if one.rows == rows), None)
+        chosen = next((one for one in offered if one.rows == rows), None)
         if chosen is None:
-            offered = [one.rows for one in configs(problem)]
-            raise BuildError(f"tile_v is {rows}, and with head dimension {problem.key} it is one of {offered}")
+            sizes = f"head dimension {problem.key} and this number of sequences"
+            raise BuildError(f"tile_v is {rows}, and with {sizes} it is one of {[one.rows for one in offered]}")
         plan = DecodePlan(problem, binding, chosen, compiled(problem, chosen, target, config.engine))
         return _ready(plan, ctx.device)
 
@@ -57,7 +57,7 @@ class _Decode:
     ) -> CompiledPlan:
         from .decode_plan import restored
 
-        problem, binding, target = self._found(graph, ctx.device)
+        problem, binding, target, _ = self._found(graph, ctx.device)
         return _ready(restored(header, payloads, problem, binding, target), ctx.device)
 
     def _verdict(self, graph: FrozenGraph, ctx: ExecutionContext) -> Support | Declined:
@@ -71,7 +71,9 @@ class _Decode:
         if lowered.problem is None or c.declines:
             return Declined(tuple(c.declines))
         first = default_config(lowered.problem, self._sequences(graph, lowered), ctx.device.sm_count)
-        others = [config for config in configs(lowered.problem) if config != first]
+        if first not in lowered.configs:
+            first = lowered.configs[-1]
+        others = [config for config in lowered.configs if config != first]
         plans = tuple(PlanConfig("", {"tile_v": config.rows}) for config in (first, *others))
         ran = "ran_on_h200" if ctx.device.compute_capability == (9, 0) else "emulated_only"
         return Support(plans, workspace=0, notes=NOTES | {ran})
@@ -87,14 +89,16 @@ class _Decode:
         sequences: int = size - 1 if varying else size // lowered.problem.most
         return max(1, sequences)
 
-    def _found(self, graph: FrozenGraph, device: DeviceInfo) -> tuple[DecodeProblem, Binding, str]:
+    def _found(
+        self, graph: FrozenGraph, device: DeviceInfo
+    ) -> tuple[DecodeProblem, Binding, str, tuple[DecodeConfig, ...]]:
         lowered: Lowered = graph.facts(type(self).lower)
         target = target_of(device)
         if lowered.problem is None or lowered.binding is None:
             raise BuildError("; ".join(map(str, lowered.declines)), decline=lowered.declines[0])
         if target is None:
             raise BuildError(f"the DSL has no target for {device!r}")
-        return lowered.problem, lowered.binding, target
+        return lowered.problem, lowered.binding, target, lowered.configs
 
 
 class GdnDecode(_Decode):

@@ -12,10 +12,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn_core import checks
 
-from .decode_problem import ACCESS, BYTES, DecodeProblem, tensor_words
+from .decode_problem import (
+    ACCESS,
+    BYTES,
+    GRID_LIMIT,
+    MOST_ROWS,
+    DecodeConfig,
+    DecodeProblem,
+    configs,
+    ctas,
+    tensor_words,
+)
+from .extents import divisor, least, shown
 
 if TYPE_CHECKING:
-    from cudnn_core import Decline, Extent, FrozenGraph, FrozenNode, FrozenTensor
+    from cudnn_core import Decline, FrozenGraph, FrozenNode, FrozenTensor
 
 __all__ = ["Binding", "Lowered", "Place", "Rule", "lower_gdn_decode", "lower_kda_decode"]
 
@@ -53,11 +64,13 @@ class Binding:
 
 @dataclass(frozen=True)
 class Lowered:
-    """What a graph is to the kernel: a problem and its binding, or the reasons why there is none."""
+    """What a graph is to the kernel: a problem, its binding and the configurations that it can have, or the reasons why there is
+    none."""
 
     problem: DecodeProblem | None
     binding: Binding | None
     declines: tuple[Decline, ...] = ()
+    configs: tuple[DecodeConfig, ...] = ()
 
 
 def lower_gdn_decode(graph: FrozenGraph) -> Lowered:
@@ -110,10 +123,26 @@ class _Lowering:
         fits = True
         for port in "qv":
             size = tensors[port].dim[2]
-            fits &= c.require(size in HEAD_SIZES, "shape.range", f"{port}.dim[2]", list(HEAD_SIZES), _shown(size))
+            fits &= c.require(size in HEAD_SIZES, "shape.range", f"{port}.dim[2]", list(HEAD_SIZES), shown(size))
         if "cu_seqlens" in tensors:
             fits &= c.between("cu_seqlens.dim[0]", tensors["cu_seqlens"].dim[0], 2, 2**31 - 1)
+        for port in ("q", *_STATES):
+            if port in tensors:
+                rows = least(tensors[port].dim[0])
+                fits &= c.require(rows <= MOST_ROWS, "shape.range", f"{port}.dim[0]", {"max": MOST_ROWS}, rows)
         return fits
+
+    def _launchable(self, problem: DecodeProblem) -> tuple[DecodeConfig, ...]:
+        """Configurations whose grids are large enough for the smallest sizes that a run can have."""
+        bounds = self.tensors.get("cu_seqlens")
+        tokens = least(self.tensors["q"].dim[0])
+        sequences = tokens // problem.most if bounds is None else least(bounds.dim[0]) - 1
+        needs = {config: ctas(problem, config, sequences) for config in configs(problem)}
+        found = tuple(config for config in needs if needs[config] <= GRID_LIMIT)
+        self.c.require(
+            found, "shape.range", "grid", {"max": GRID_LIMIT}, min(needs.values()), "fewer sequences in a call"
+        )
+        return found
 
     def _lowered(self) -> Lowered:
         layouts = {port: self._layout(port) for port in _STATES if port in self.tensors}
@@ -125,9 +154,10 @@ class _Lowering:
         problem = self._problem(next(iter(layouts.values()), "v_major"))
         binding = self._binding(problem)
         self._strides(problem, binding)
+        launchable = self._launchable(problem)
         if self.c.declines:
             return Lowered(None, None, tuple(self.c.declines))
-        return Lowered(problem, binding)
+        return Lowered(problem, binding, configs=launchable)
 
     def _layout(self, port: str) -> str:
         """v_major, k_major, or "" for a decline."""
@@ -137,7 +167,7 @@ class _Lowering:
         if stride[2] == 1:
             return "k_major"
         expected = "stride 1 along K (the last axis) or along V (the axis before)"
-        self.c.require(False, "layout.order", port, expected, [_shown(size) for size in stride])
+        self.c.require(False, "layout.order", port, expected, [shown(size) for size in stride])
         return ""
 
     def _problem(self, layout: str) -> DecodeProblem:
@@ -216,7 +246,7 @@ class _Lowering:
         for port, axis in units.items():
             if port in self.tensors and self.tensors[port].dim[axis] != 1:
                 stride = self.tensors[port].stride[axis]
-                self.c.require(stride == 1, "layout.stride", f"{port}.stride[{axis}]", 1, _shown(stride))
+                self.c.require(stride == 1, "layout.stride", f"{port}.stride[{axis}]", 1, shown(stride))
         for port, place in binding.places.items():
             tensor, rule = self.tensors[port], binding.rules[port]
             multiple = rule.multiple // place.size
@@ -224,23 +254,8 @@ class _Lowering:
                 if tensor.dim[axis] == 1:
                     continue
                 stride, subject = tensor.stride[axis], f"{port}.stride[{axis}]"
-                aligned = _divisor(stride) % multiple == 0
-                self.c.require(aligned, "layout.alignment", subject, {"multiple_of": multiple}, _shown(stride))
+                aligned = divisor(stride) % multiple == 0
+                self.c.require(aligned, "layout.alignment", subject, {"multiple_of": multiple}, shown(stride))
                 most = STRIDE_LIMIT // place.size - 1
                 if isinstance(stride, int):
                     self.c.require(0 <= stride <= most, "layout.stride", subject, {"min": 0, "max": most}, stride)
-
-
-def _divisor(stride: Extent) -> int:
-    """A number that certainly divides a stride."""
-    if isinstance(stride, int):
-        return stride
-    found: int = getattr(stride, "factor", 1)
-    dims: Any = getattr(stride, "dims", (stride,))
-    for dim in dims:
-        found *= dim.multiple_of
-    return found
-
-
-def _shown(size: Extent) -> object:
-    return size if isinstance(size, int) else str(size)

@@ -13,7 +13,7 @@ from cudnn_core import BuildError, ExecutionError, cute_dsl
 
 from .decode_compile import kernel_name
 from .decode_lowering import STRIDE_LIMIT, Binding
-from .decode_problem import DecodeConfig, DecodeProblem, argument_words
+from .decode_problem import GRID_LIMIT, MOST_ROWS, DecodeConfig, DecodeProblem, argument_words, ctas
 
 if TYPE_CHECKING:
     from cudnn_core import Artifact, ExecutionContext, HostBlock, Operand, Runner, VariantPack
@@ -22,7 +22,6 @@ __all__ = ["DecodePlan", "restored"]
 
 SCHEMA = 1
 WORD_BYTES = 8
-GRID_LIMIT = 2**31 - 1  # CTAs
 
 
 class DecodePlan:
@@ -50,9 +49,7 @@ class DecodePlan:
         sequences = dims["cu_seqlens"][0] - 1 if problem.index_dtype else tokens // problem.most
         states = dims.get("initial_state") or dims.get("final_state") or (0,)
         self._check_rows(operands, dims, max(sequences, 0), states[0])
-        ctas = sequences * problem.heads * (problem.value // self.config.rows)
-        if ctas > GRID_LIMIT:
-            raise ExecutionError(f"{sequences} sequences need {ctas} CTAs, and a grid has at most {GRID_LIMIT}")
+        self._check_limits(operands, dims, max(sequences, 0))
         found = {"tokens": tokens, "sequences": max(sequences, 0), "pool": states[0]}
         for port, place in places.items():
             for word, axis in place.axes.items():
@@ -71,6 +68,18 @@ class DecodePlan:
                 operand = operands[self.binding.places[port].operand]
                 raise _refused(operand, f"the size of axis 0 is {dims[port][0]}", f"{rows}")
 
+    def _check_limits(self, operands: Sequence[Operand], dims: Mapping[str, Any], sequences: int) -> None:
+        """What the lowering declines where the graph states the sizes."""
+        places = self.binding.places
+        for port in ("q", "initial_state", "final_state"):
+            if port in dims and dims[port][0] > MOST_ROWS:
+                rows = dims[port][0]
+                raise _refused(operands[places[port].operand], f"the size of axis 0 is {rows}", f"at most {MOST_ROWS}")
+        needs = ctas(self.problem, self.config, sequences)
+        if needs > GRID_LIMIT:
+            what = f"{sequences} sequences need {needs} CTAs"
+            raise _refused(operands[places["q"].operand], what, f"at most {GRID_LIMIT}")
+
     def _stride(self, port: str, word: str, operand: Any, axis: int) -> int:
         """In bytes; of an axis of one element 0."""
         size, rule = self.binding.places[port].size, self.binding.rules[port]
@@ -87,13 +96,13 @@ class DecodePlan:
         return stride
 
     def bind(self, layout: tuple[Operand, ...]) -> Runner:
-        """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing."""
+        """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing. Raises
+        ExecutionError, and DriverError without a device."""
         words = self.words(layout)
         if not words["sequences"]:
             return _nothing
         template = array("q", words.values())
-        function = self.function()
-        function(0, 0)
+        function = cute_dsl.load_code(self.function())
         # (index in the block, operand, bits of the address that must be 0)
         addresses = tuple(
             (self._index[f"{port}.address"], place.operand, self.binding.rules[port].multiple - 1)
@@ -117,10 +126,13 @@ class DecodePlan:
         self._runs.execute(pack, ctx)
 
     def host_arguments(self, artifact: Artifact, pack: VariantPack, workspace: int) -> tuple[HostBlock, None]:
-        """What an executor passes to the host function: the argument words and a null stream."""
+        """What an executor passes to the host function: the argument words and a null stream. Raises ExecutionError."""
         from cudnn_core import HostBlock
 
         words, addresses = self.words(pack.operands), []
+        if not words["sequences"]:  # a grid has a CTA or more
+            operand = pack.operands[self.binding.places["q"].operand]
+            raise _refused(operand, "there is no sequence", "one or more")
         for port, place in self.binding.places.items():
             word = f"{port}.address"
             words[word] = pack.pointers[place.operand]

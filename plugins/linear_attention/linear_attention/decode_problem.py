@@ -12,10 +12,13 @@ from dataclasses import asdict, dataclass
 __all__ = [
     "ACCESS",
     "BYTES",
+    "GRID_LIMIT",
+    "MOST_ROWS",
     "DecodeConfig",
     "DecodeProblem",
     "argument_words",
     "configs",
+    "ctas",
     "default_config",
     "tensor_words",
 ]
@@ -23,6 +26,10 @@ __all__ = [
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
 ACCESS = 16
 """Bytes of a vector access: the most of every architecture."""
+GRID_LIMIT = 2**31 - 1
+"""CTAs along x."""
+MOST_ROWS = 2**31 - 1
+"""Of tokens, and of a pool of states: their indices are int32."""
 WARP_ELEMENTS = 1024
 """Elements of a state that a warp keeps: 32 registers a thread. With twice as many, some kernels spill registers."""
 TILES = (8, 16, 32, 64)
@@ -146,11 +153,15 @@ def configs(problem: DecodeProblem) -> tuple[DecodeConfig, ...]:
     return tuple(config for config in found if config.warps)
 
 
+def ctas(problem: DecodeProblem, config: DecodeConfig, sequences: int) -> int:
+    """Of a grid."""
+    return sequences * problem.heads * (problem.value // config.rows)
+
+
 def default_config(problem: DecodeProblem, sequences: int, sm_count: int) -> DecodeConfig:
     """The largest tile, up to 32 rows, that gives every SM a CTA; else the smallest one."""
     offered = configs(problem)
     for config in reversed(offered):
-        ctas = sequences * problem.heads * (problem.value // config.rows)
-        if config.rows <= LARGEST_DEFAULT and ctas >= sm_count:
+        if config.rows <= LARGEST_DEFAULT and ctas(problem, config, sequences) >= sm_count:
             return config
     return offered[0]

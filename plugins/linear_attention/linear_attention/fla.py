@@ -61,6 +61,7 @@ def chunk_gated_delta_rule(
     """The gated delta rule. Keywords beyond the named: use_gate_in_kernel, A_log and dt_bias [HV] (g is then logits of the
     softplus form)."""
     _absent(cp_context=cp_context)
+    _tokens(q=q, k=k, v=v)
     gate = _softplus_gate(_keywords(kwargs, state_v_first, "use_gate_in_kernel", "A_log", "dt_bias"))
     options = {
         "scale": scale, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "allow_neg_eigval": allow_neg_eigval,
@@ -94,6 +95,7 @@ def fused_recurrent_gated_delta_rule(
     """The gated delta rule; up to 8 tokens run as a decode step. With ``gk`` [B, T, HV, K], alone or beside ``g``, every
     channel has its gate. Absent gates are 0 and an absent beta is 1."""
     _absent(gv=gv)
+    _tokens(q=q, k=k, v=v)
     _keywords(kwargs, state_v_first)
     heads = max(q.shape[2], v.shape[2])
     if use_gate_in_kernel and (g is None or gk is not None):
@@ -140,6 +142,7 @@ def chunk_kda(
     logits, of the sigmoid form if there is a ``lower_bound``, of the softplus form if not; ``safe_gate`` alone says how fla
     computes, and has no effect."""
     _absent(cp_context=cp_context, return_intermediate_states=return_intermediate_states or None)
+    _tokens(q=q, k=k, v=v)
     named = _keywords(kwargs, state_v_first, "A_log", "dt_bias")
     if safe_gate and use_gate_in_kernel and lower_bound is None:
         raise InputError("must be given with safe_gate and use_gate_in_kernel", argument="lower_bound")
@@ -173,6 +176,7 @@ def fused_recurrent_kda(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi delta attention; up to 8 tokens run as a decode step. The gate as in ``chunk_kda``."""
+    _tokens(q=q, k=k, v=v)
     _keywords(kwargs, state_v_first)
     gate = _kda_gate(use_gate_in_kernel, lower_bound, A_log, dt_bias, q)
     options = {
@@ -194,6 +198,14 @@ def _absent(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise InputError("is not supported", argument=name)
+
+
+def _tokens(**given: Tensor | None) -> None:
+    for name, tensor in given.items():
+        if tensor is None:
+            raise InputError("is missing", argument=name)
+        if tensor.ndim != 4:
+            raise InputError(f"has {tensor.ndim} dimensions, needs 4: [B, T, H, K or V]", argument=name)
 
 
 def _keywords(kwargs: dict[str, Any], state_v_first: bool, *known: str) -> dict[str, Any]:
@@ -238,8 +250,6 @@ def _batched(
     """Run on packed tokens. ``functions`` are those of a prefill and of a decode step, None to prefill always."""
     prefill, decode = functions
     q, k, v, g, beta = tensors
-    if q.ndim != 4:
-        raise InputError(f"has {q.ndim} dimensions, needs 4: [B, T, H, K]", argument="q")
     batch, length = q.shape[:2]
     for name, tensor in (("k", k), ("v", v), ("g", g), ("beta", beta)):
         if tensor is None:

@@ -1,7 +1,7 @@
 """From the operands of a call to the block of argument words, with the conditions on them. Imported by ``plan`` and the engines.
 
-Conditions on strides that a graph states are declines in ``lowering``; here are those on what a run brings: sizes that must agree, runtime
-strides, addresses.
+Conditions on sizes and strides that a graph states are declines in ``lowering``; here are those on what a run brings: sizes that must
+agree, runtime sizes and strides, addresses.
 """
 
 from __future__ import annotations
@@ -12,21 +12,15 @@ from typing import TYPE_CHECKING
 from cudnn_core import ExecutionError
 
 from .arguments import argument_words
-from .lowering import ALIGNED, Binding
+from .limits import GRID_LIMIT, MOST_TOKENS, STRIDE_LIMIT, ctas
+from .lowering import ALIGNED, BYTES, Binding
 from .problem import Problem
-from .records import record_slots
 from .segments import choose_segments, workspace_offsets
 
 if TYPE_CHECKING:
     from cudnn_core import Operand
 
-__all__ = ["MOST_TOKENS", "Launcher"]
-
-MOST_TOKENS = 2**28
-"""Pieces of 16 bytes of a slab's rows of O are counted in int32."""
-GRID_LIMIT = 2**31 - 1  # CTAs along x
-STRIDE_LIMIT = 2**40  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalStrides
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
+__all__ = ["Launcher"]
 
 
 class Launcher:
@@ -82,7 +76,7 @@ class Launcher:
         raise AssertionError("all addresses are aligned")
 
     def _strides(self, operands: Sequence[Operand], port: str, operand: Operand) -> dict[str, int]:
-        found, size = {}, _BYTES[operand.dtype]
+        found, size = {}, BYTES[operand.dtype]
         wide = port in self.binding.aligned
         for word, axis in self.binding.places[port].axes.items():
             # An axis of one element is never stepped along.
@@ -108,11 +102,10 @@ class Launcher:
         return ("channel",)
 
     def _check_grid(self, operands: Sequence[Operand], tokens: int, sequences: int, segments: int) -> None:
-        problem = self.problem
-        ctas = problem.heads * max(problem.slabs * sequences * segments, record_slots(tokens, sequences))
-        if ctas > GRID_LIMIT:
+        needs = ctas(self.problem, tokens, sequences, segments)
+        if needs > GRID_LIMIT:
             raise self._refused(
-                operands, "q", f"{tokens} tokens of {sequences} sequences need {ctas} CTAs", f"at most {GRID_LIMIT}"
+                operands, "q", f"{tokens} tokens of {sequences} sequences need {needs} CTAs", f"at most {GRID_LIMIT}"
             )
 
     def _refused(self, operands: Sequence[Operand], port: str, what: str, needs: str) -> ExecutionError:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn_core import checks
 
+from .extents import divisor, least, shown
+from .limits import GRID_LIMIT, MOST_TOKENS, STRIDE_LIMIT, ctas
 from .problem import Problem
 from .softplus_gate import POINTWISE, Gate, softplus_gate
 
 if TYPE_CHECKING:
-    from cudnn_core import Decline, Extent, FrozenGraph, FrozenNode, FrozenTensor
+    from cudnn_core import Decline, FrozenGraph, FrozenNode, FrozenTensor
 
-__all__ = ["ALIGNED", "Binding", "Lowered", "Place", "lower_gdn", "lower_kda"]
+__all__ = ["ALIGNED", "BYTES", "Binding", "Lowered", "Place", "lower_gdn", "lower_kda"]
 
 ALIGNED = 16
 """Bytes: TMA's alignment of addresses and strides; q, k, v and O go through it, kda's g and states are accessed as widely."""
@@ -29,7 +30,8 @@ LOWER_BOUND = -5.0  # of the op's row, where the attribute is not given
 _IO = ("bfloat16", "float16")
 _REAL = ("float32", "bfloat16", "float16")
 _STATES = ("initial_state", "final_state")
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
+"""Of an element of a tensor that has a problem."""
 
 
 class Place(NamedTuple):
@@ -90,9 +92,12 @@ class _Lowering:
         if all(self._dense(port, tensor) for port, tensor in self.tensors.items()):
             self._sizes()
             self._layouts()
+        problem = self._problem() if self.c else None
+        if problem is not None:
+            self._grid(problem)
         if self.c.declines:
             return Lowered(None, None, tuple(self.c.declines))
-        return Lowered(self._problem(), self._binding())
+        return Lowered(problem, self._binding())
 
     def _node(self) -> tuple[FrozenNode | None, Gate | None]:
         c, op, nodes = self.c, self.op, self.graph.nodes
@@ -154,11 +159,20 @@ class _Lowering:
         if all(fixed):
             for port, size in (("q", q.dim[-1]), ("v", v.dim[-1])):
                 c.require(size in HEAD_SIZES, "shape.range", f"{port}.dim[-1]", list(HEAD_SIZES), size)
-        least = _least(q.dim[0])
-        c.require(least >= 1, "shape.range", "q.dim[0]", {"min": 1}, least)
+        tokens = least(q.dim[0])
+        limits = {"min": 1, "max": MOST_TOKENS}
+        c.require(1 <= tokens <= MOST_TOKENS, "shape.range", "q.dim[0]", limits, tokens)
         if "cu_seqlens" in self.tensors:
-            least = _least(self.tensors["cu_seqlens"].dim[0])
-            c.require(least >= 2, "shape.range", "cu_seqlens.dim[0]", {"min": 2}, least)
+            boundaries = least(self.tensors["cu_seqlens"].dim[0])
+            c.require(boundaries >= 2, "shape.range", "cu_seqlens.dim[0]", {"min": 2}, boundaries)
+
+    def _grid(self, problem: Problem) -> None:
+        """The smallest sizes that a run can have fit in a grid."""
+        bounds = self.tensors.get("cu_seqlens")
+        sequences = 1 if bounds is None else least(bounds.dim[0]) - 1
+        needs = ctas(problem, least(self.tensors["q"].dim[0]), sequences)
+        hint = "fewer tokens or sequences in a call"
+        self.c.require(needs <= GRID_LIMIT, "shape.range", "grid", {"max": GRID_LIMIT}, needs, hint)
 
     def _layouts(self) -> None:
         for port in ("q", "k", "v", "O", *(("g",) if self.op == "kda" else ())):
@@ -173,22 +187,34 @@ class _Lowering:
         if len({*layouts.values()}) > 1 and "" not in layouts.values():
             self.c.require(False, "layout.order", "final_state", layouts["initial_state"], layouts["final_state"])
         self.layout = next(iter(layouts.values()), "v_major")
+        self._reach()
+
+    def _reach(self) -> None:
+        """Strides that a launch reads are below the limit of TMA's."""
+        for port, place in self._binding().places.items():
+            tensor = self.tensors[port]
+            most = STRIDE_LIMIT // BYTES.get(str(tensor.dtype), ALIGNED) - 1
+            for axis in place.axes.values():
+                stride = tensor.stride[axis]
+                if tensor.dim[axis] != 1 and isinstance(stride, int):
+                    near, subject = 0 <= stride <= most, f"{port}.stride[{axis}]"
+                    self.c.require(near, "layout.stride", subject, {"min": 0, "max": most}, stride)
 
     def _unit(self, port: str, axis: int) -> None:
         tensor = self.tensors[port]
         place, stride = axis % tensor.rank, tensor.stride[axis]
         if tensor.dim[axis] != 1:
-            self.c.require(stride == 1, "layout.stride", f"{port}.stride[{place}]", 1, _shown(stride))
+            self.c.require(stride == 1, "layout.stride", f"{port}.stride[{place}]", 1, shown(stride))
 
     def _wide(self, port: str, axes: tuple[int, ...]) -> None:
         """Rows, heads: multiples of 16 bytes."""
         tensor = self.tensors[port]
-        multiple = ALIGNED // _BYTES.get(str(tensor.dtype), ALIGNED)
+        multiple = ALIGNED // BYTES.get(str(tensor.dtype), ALIGNED)
         for axis in axes:
             stride = tensor.stride[axis]
-            if tensor.dim[axis] != 1 and _divisor(stride) % multiple:
+            if tensor.dim[axis] != 1 and divisor(stride) % multiple:
                 self.c.require(
-                    False, "layout.alignment", f"{port}.stride[{axis}]", {"multiple_of": multiple}, _shown(stride)
+                    False, "layout.alignment", f"{port}.stride[{axis}]", {"multiple_of": multiple}, shown(stride)
                 )
 
     def _state(self, port: str) -> str:
@@ -201,7 +227,7 @@ class _Lowering:
             self._wide(port, (0, 1, 3))
             return "k_major"
         expected = "stride 1 along K (the last axis) or along V (the axis before)"
-        self.c.require(False, "layout.order", port, expected, [_shown(s) for s in stride])
+        self.c.require(False, "layout.order", port, expected, [shown(s) for s in stride])
         return ""
 
     # --- what comes of it
@@ -254,25 +280,3 @@ class _Lowering:
         axes["a_log"] = axes["dt_bias"] = {"head": 1 if self.gate else 0}
         places = {port: Place(self.slots[tensor.index], axes[port]) for port, tensor in self.tensors.items()}
         return Binding(places)
-
-
-def _least(size: Extent) -> int:
-    """The smallest admissible size."""
-    if isinstance(size, int):
-        return size
-    dims: Any = getattr(size, "dims", (size,))
-    least: int = prod((dim.smallest for dim in dims), start=getattr(size, "factor", 1))
-    return least
-
-
-def _divisor(stride: Extent) -> int:
-    """A number that certainly divides a stride."""
-    if isinstance(stride, int):
-        return stride
-    dims: Any = getattr(stride, "dims", (stride,))
-    divisor: int = prod((dim.multiple_of for dim in dims), start=getattr(stride, "factor", 1))
-    return divisor
-
-
-def _shown(size: Extent) -> object:
-    return size if isinstance(size, int) else str(size)

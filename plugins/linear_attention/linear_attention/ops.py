@@ -371,6 +371,7 @@ def _row(name: str, attrs: tuple[Attr, ...], gate: str, activation: str) -> Op:
         },
         reference=f"linear_attention.reference:{name}",
         alias=(("final_state", "initial_state"),),
+        updates={"overwrite_initial_state": ("final_state", "initial_state")},
         doc=_DOC.format(gate=gate, activation=activation),
     )
 

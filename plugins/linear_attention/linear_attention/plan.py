@@ -43,12 +43,12 @@ class PrefillPlan:
         return cute_dsl.load(self.kernel)
 
     def bind(self, layout: tuple[Operand, ...]) -> Runner:
-        """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing."""
+        """``run(pointers, workspace, stream)`` for operands of this layout. Loads the GPU code, launches nothing. Raises
+        ExecutionError, and DriverError without a device."""
         launcher = self._launcher
         words = launcher.words(layout)
         template = array("q", words.values())
-        function = self.function()
-        function(0, 0)
+        function = cute_dsl.load_code(self.function())
         addresses = launcher.addresses
         areas = tuple((launcher.index[word], words[word]) for word in ADDRESSES)
 

@@ -5,6 +5,8 @@ One record for every (chunk slot, head of O), contiguous images of shared memory
     kda    K~, Q~, K- [64 tokens, K channels], T, P [64, 64], decay [K] float32
     gdn    T, then the vectors a, c, G, nk [64] float32 (``VECTORS``); K and Q are the tokens' own, and the scan's CTA makes P of them
 
+Of kda, K-, T and P are those of updates folded in groups of 8 tokens (``kernels/kda_groups.py``): for the scan they are what they are.
+
 Tiles are of ``layout.MMA``, panels of 64 columns, lines of 128 bytes, SW128. Record ``slot * heads + head`` begins at that multiple of
 ``record_bytes``.
 

@@ -41,6 +41,9 @@ _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int
 
 def _check_structure(op: str, x: Arguments) -> None:
     """What must hold before a graph can be made of the tensors; its rules are the op row's."""
+    for port in ("q", "k", "v", "g", "beta"):
+        if x[port] is None:  # torch's schemas let it pass
+            raise InputError("is missing", argument=port)
     ranks: dict[str, tuple[int, ...]] = {
         "q": (3,),
         "k": (3,),

@@ -40,9 +40,10 @@ def rounded(x, dtype):
 
 
 class Case:
-    """Operands of a batch of sequences. Tokens of none hold NaN, and O holds 7 everywhere."""
+    """Operands of a batch of sequences. Tokens of none hold NaN, and O holds 7 everywhere. ``change`` edits values before they are
+    rounded."""
 
-    def __init__(self, problem, lengths, *, before=0, after=0, seed=0, decay=0.05, pool=0, slots=None):
+    def __init__(self, problem, lengths, *, before=0, after=0, seed=0, decay=0.05, pool=0, slots=None, change=None):
         p, rng = problem, np.random.default_rng(seed)
         self.problem, self.lengths = problem, lengths
         tokens = before + sum(lengths) + after
@@ -57,6 +58,8 @@ class Case:
             "g": -decay * rng.exponential(size=(tokens, p.heads, *((p.key,) if p.variant == "kda" else ()))),
             "beta": rng.uniform(0.1, 1, (tokens, p.heads)),
         }
+        if change is not None:
+            change(x)
         kinds = {"g": p.gate_dtype, "beta": p.beta_dtype}
         self.arrays, self.x = {}, {}
         for name, value in x.items():
@@ -92,6 +95,13 @@ class Case:
             allow_neg_eigval=p.neg_eigval, gate_domain=p.domain, safe_gate=bool(p.safe),
         )  # fmt: skip
         return found["O"], found["final_state"]
+
+
+def identical_keys(x, run=1 << 20):
+    """What a key holds is written anew by every token of a run, and nothing decays: T is exact, of ones."""
+    k = np.sign(x["k"][np.arange(len(x["k"])) // run])
+    x["k"][:] = k / np.sqrt(k.shape[-1])
+    x["beta"][:], x["g"][:] = 1.0, 0.0
 
 
 def image(tile, dtype):

@@ -1,25 +1,31 @@
 """Runs every kernel of the package once under NVIDIA's compute-sanitizer, on small cases whose results are compared.
 
-    python plugins/linear_attention/tests/sanitize.py [--tool NAME ...] [--only TEXT ...] [--list]
+    python plugins/linear_attention/tests/sanitize.py [--tool NAME ...] [--only TEXT ...] [--jobs N] [--list]
 
-The tools are memcheck (with an allocation for each tensor, so that a step outside of one is seen) and racecheck, in turn. The cases run
-without a tool first: that compiles the kernels. Under racecheck sequences are whole chunks: the rows behind a partial one are cleared by all
-lanes of a warp, which meet before one of them arrives at an mbarrier, and the tool knows neither that meeting (ptxas leaves nothing of
-it in converged code) nor what it means for those who wait (compute-sanitizer of CUDA 13.0); the emulator checks it. Exit status 1: a finding or a wrong result; 3: no GPU, or no compute-sanitizer. It takes
-a minute or so; `make sanitize-la` does it.
+First all cases run without a tool, which fills the compile cache. Then each has a process of its own under memcheck (with an allocation
+for each tensor, so that a step outside of one is seen) and under racecheck, and a line with the number of findings. Under racecheck
+sequences are whole chunks: the rows behind a partial one are cleared by all lanes of a warp, which meet before one of them arrives at an
+mbarrier, and the tool knows neither that meeting (ptxas leaves nothing of it in converged code) nor what it means for those who wait
+(compute-sanitizer of CUDA 13.0); the emulator checks it.
+
+Exit status 1: a finding, a wrong result, or a tool that says nothing; 3: no GPU, or no compute-sanitizer. `make sanitize-la` does it, in
+one to three minutes on 16 cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 TOOLS = ("memcheck", "racecheck")
 PREFILL = (
@@ -27,6 +33,20 @@ PREFILL = (
 )  # fmt: skip
 DECODE = ("d128", "k-major", "8-tokens", "slots-skipped", "speculative-varlen", "all-in-kernel", "bf16-state")
 ERRORS = 9  # exit status of compute-sanitizer where it found something
+SECONDS = 150.0  # that a process may take
+_SUMMARY = re.compile(r"^=+ (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", re.MULTILINE)
+_SAID = re.compile(r"^(\S+): (right|left out|WRONG)", re.MULTILINE)
+_SHOWN = 60  # lines of the report of what is not clean
+
+
+class Done(NamedTuple):
+    """What a process said. ``findings``: the tool's number, None where it gave none (or there was no tool)."""
+
+    code: int | None
+    findings: int | None
+    said: dict[str, str]
+    output: str
+    seconds: float
 
 
 def cases() -> list[Any]:
@@ -45,35 +65,101 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tool", nargs="*", default=list(TOOLS), metavar="NAME", help=f"default: {' '.join(TOOLS)}")
     parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="cases whose name contains one of these")
+    # compute-sanitizer tries 10 ports to reach its program, so no more than that run at a time.
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)), help="processes at a time"
+    )
     parser.add_argument("--list", action="store_true", help="the names of the cases, and nothing else")
     parser.add_argument("--whole", action="store_true", help="prefills of whole chunks")
-    parser.add_argument("--run", action="store_true", help="run the cases in this process, without a tool")
+    parser.add_argument("--run", nargs="+", metavar="NAME", help="run these cases in this process, without a tool")
     args = parser.parse_args(arguments)
     chosen = [case for case in cases() if not args.only or any(text in case.name for text in args.only)]
-    if args.whole:
-        chosen = [whole(case) for case in chosen]
     if args.list:
         print("\n".join(case.name for case in chosen))
         return 0
     if args.run:
-        return run(chosen)
+        return run([whole(case) if args.whole else case for case in chosen if case.name in args.run])
     import torch
 
     tool = sanitizer()
     if tool is None or not torch.cuda.is_available():
         print("no GPU" if tool else "no compute-sanitizer on PATH, in $CUDA_HOME or /usr/local/cuda", file=sys.stderr)
         return 3
-    failed = []
-    for name in ("", *args.tool):
-        start = time.perf_counter()
-        code = subprocess.run(command(tool, name, args.only), env=environment(name), check=False).returncode
-        said = {0: "clean", ERRORS: "FINDINGS"}.get(code, f"FAILED with {code}")
-        print(f"{name or 'without a tool'}: {said}, {time.perf_counter() - start:.0f} s", flush=True)
-        if code:
-            failed.append(name)
-            if not name:
-                break  # what is wrong without a tool says nothing about memory
-    return 1 if failed else 0
+    if not chosen:
+        print("no case of that name", file=sys.stderr)
+        return 1
+    names = [case.name for case in chosen]
+    # What is wrong without a tool says nothing about memory.
+    return 0 if plain(tool, names, args.jobs) and not under(tool, args.tool, names, args.jobs) else 1
+
+
+def plain(sanitizer: str, names: list[str], jobs: int) -> bool:
+    """Whether all results are right without a tool. Each process compiles its share of the kernels."""
+    start = time.perf_counter()
+    shares = [share for first in range(jobs) if (share := names[first::jobs])]
+    wrong = 0
+    for share, done in _all([(share, lambda share=share: process(sanitizer, "", share)) for share in shares], jobs):
+        bad = [name for name in share if done.said.get(name, "WRONG") == "WRONG"]
+        wrong += len(bad) or (done.code != 0)
+        if bad or done.code:
+            print(f"without a tool: {', '.join(bad)}: {_end(done)}\n{_tail(done.output)}", flush=True)
+    print(f"without a tool: {len(names)} cases, {wrong} wrong, {time.perf_counter() - start:.0f} s", flush=True)
+    return not wrong
+
+
+def under(sanitizer: str, tools: list[str], names: list[str], jobs: int) -> int:
+    """How many runs under a tool were not clean; a line for each."""
+    start = time.perf_counter()
+    todo = [((tool, name), lambda t=tool, n=name: process(sanitizer, t, [n])) for tool in tools for name in names]
+    unclean = dict.fromkeys(tools, 0)
+    for (tool, name), done in _all(todo, jobs):
+        said = done.said.get(name, "no result")
+        clean = done.code == 0 and done.findings == 0 and said in ("right", "left out")
+        count = "no summary" if done.findings is None else f"{done.findings} findings"
+        print(f"{tool:9} {name:32} {count:12} {said:9} {_end(done)}, {done.seconds:.1f} s", flush=True)
+        if not clean:
+            unclean[tool] += 1
+            print(_tail(done.output), flush=True)
+    for tool, number in unclean.items():
+        print(f"{tool}: {len(names)} cases, {number} not clean", flush=True)
+    print(f"with the tools: {time.perf_counter() - start:.0f} s", flush=True)
+    return sum(unclean.values())
+
+
+def process(sanitizer: str, tool: str, names: list[str]) -> Done:
+    """The cases in a process of their own, under a tool if there is one."""
+    start = time.perf_counter()
+    try:
+        ended = subprocess.run(
+            command(sanitizer, tool, names), env=environment(tool), check=False, timeout=SECONDS,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        code, output = ended.returncode, ended.stdout
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout or b""
+        code, output = None, said if isinstance(said, str) else said.decode(errors="replace")
+    found = [int(errors or hazards) for errors, hazards in _SUMMARY.findall(output)] if tool else []
+    return Done(code, sum(found) if found else None, dict(_SAID.findall(output)), output, time.perf_counter() - start)
+
+
+def _all(todo: Iterable[tuple[Any, Callable[[], Done]]], jobs: int) -> Iterable[tuple[Any, Done]]:
+    """What each does, as they end, ``jobs`` at a time."""
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(call): label for label, call in todo}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _end(done: Done) -> str:
+    return {0: "ended", ERRORS: "FINDINGS", None: f"longer than {SECONDS:g} s"}.get(
+        done.code, f"FAILED with {done.code}"
+    )
+
+
+def _tail(output: str) -> str:
+    """The tool's report, or where there is none the end of what the program said."""
+    report = [line for line in output.splitlines() if line.startswith("====")]
+    return "\n".join(report[:_SHOWN] if len(report) > 4 else output.splitlines()[-_SHOWN:])
 
 
 def whole(case: Any) -> Any:
@@ -91,26 +177,18 @@ def sanitizer() -> str | None:
     )
 
 
-def command(sanitizer: str, tool: str, only: list[str]) -> list[str]:
+def command(sanitizer: str, tool: str, names: list[str]) -> list[str]:
     """The command line of the cases under a tool, or, with no tool, by themselves."""
-    program = [sys.executable, str(Path(__file__).resolve()), "--run", *(["--only", *only] if only else [])]
+    program = [sys.executable, str(Path(__file__).resolve()), "--run", *names]
     if not tool:
         return program
     # cuda-python asks the driver for functions that it may not have: no errors of ours.
     options = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}.get(tool, [])
     whole_chunks = ["--whole"] if tool == "racecheck" else []
     return [
-        sanitizer,
-        "--tool",
-        tool,
-        *options,
-        "--error-exitcode",
-        str(ERRORS),
-        "--print-limit",
-        "20",
-        *program,
-        *whole_chunks,
-    ]
+        sanitizer, "--tool", tool, *options, "--launch-timeout", "60", "--error-exitcode", str(ERRORS), "--print-limit", "20",
+        *program, *whole_chunks,
+    ]  # fmt: skip
 
 
 def environment(tool: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from linear_attention.decode_problem import DecodeConfig, DecodeProblem, configs
 from linear_attention.graphs import build
 
 import cudnn_core
-from cudnn_core import BuildError, DeviceInfo, ExecutionError, PlanConfig
+from cudnn_core import BuildError, DeviceInfo, DriverError, ExecutionError, PlanConfig, VariantPack
 
 SMALL = [case for case in CASES if case.decodes and not case.large]
 # One or two for every feature; `make test-all` runs the others.
@@ -300,19 +300,25 @@ class Function:
             self.calls.append((held, stream))
 
 
+def operands_at(plan, held, rows=None):
+    """The operands of a plan from tensors by port; ``rows`` are sizes of axis 0 that differ, by port."""
+    operands = [None] * len(plan.binding.places)
+    for port, place in plan.binding.places.items():
+        dim = ((rows or {}).get(port, held[port].shape[0]), *held[port].shape[1:])
+        operands[place.operand] = cudnn_core.Operand(
+            place.operand, port, "", dim, tuple(held[port].stride()), "input", False, 16
+        )
+    return tuple(operands)
+
+
 def test_bound_callable_fills_the_words(monkeypatch):
     plan, case = plan_of(named("gdn_decode-slots")), named("gdn_decode-slots")
     function = Function(len(plan._index))
     monkeypatch.setattr(plan, "function", lambda: function)
     made = running.call(case)[1]
     held = {**made.inputs, **made.outputs}
-    places = plan.binding.places
-    operands = [None] * len(places)
-    for port, place in places.items():
-        operands[place.operand] = cudnn_core.Operand(
-            place.operand, port, "", tuple(held[port].shape), tuple(held[port].stride()), "input", False, 16
-        )
-    run = plan.bind(tuple(operands))
+    places, operands = plan.binding.places, operands_at(plan, held)
+    run = plan.bind(operands)
     assert not function.calls
     pointers = [256 * (i + 1) for i in range(len(operands))]
     run(pointers, 0, 7)
@@ -343,14 +349,41 @@ def test_rows_that_differ_are_refused_by_name(case, changed, rows, wanted, monke
     """A state or a slot that is not there would be read outside of its tensor."""
     plan, found = plan_of(named(f"gdn_decode-{case}")), running.call(named(f"gdn_decode-{case}"))[1]
     held = {**found.inputs, **found.outputs}
-    operands = [None] * len(plan.binding.places)
-    for port, place in plan.binding.places.items():
-        dim = tuple(held[port].shape)
-        dim = (rows, *dim[1:]) if port == changed else dim
-        operands[place.operand] = cudnn_core.Operand(
-            place.operand, port, "", dim, tuple(held[port].stride()), "input", False, 16
-        )
+    operands = operands_at(plan, held, {changed: rows})
     name = "initial_state" if changed == "cu_seqlens" else changed
     message = f"operand {name}: the size of axis 0 is .*{'' if changed == 'cu_seqlens' else rows}, and the kernel needs {wanted}"
     with pytest.raises(ExecutionError, match=message):
-        plan.bind(tuple(operands))
+        plan.bind(operands)
+
+
+def test_sizes_beyond_a_launch_are_refused_by_name():
+    case = named("gdn_decode-slots")
+    plan, made = plan_of(case), running.call(case)[1]
+    held, many = {**made.inputs, **made.outputs}, 2**31
+    for rows, said in (
+        (dict.fromkeys(("initial_state", "final_state"), many), "operand initial_state: the size of axis 0 is"),
+        (dict.fromkeys(("q", "state_indices"), many), "operand q: the size of axis 0 is"),
+        (dict.fromkeys(("q", "state_indices"), many // 4), f"operand q: {many // 4} sequences need .* CTAs"),
+    ):
+        with pytest.raises(ExecutionError, match=said):
+            plan.bind(operands_at(plan, held, rows))
+
+
+def test_a_machine_without_a_device_is_a_typed_error(monkeypatch):
+    def fail(words, stream):
+        raise RuntimeError("Got Cuda Runtime Error: cudaErrorInsufficientDriver")
+
+    case = named("gdn_decode-slots")
+    plan, made = plan_of(case), running.call(case)[1]
+    monkeypatch.setattr(plan, "function", lambda: fail)
+    with pytest.raises(DriverError, match=r"GPU code can't be loaded: .*cudaErrorInsufficientDriver"):
+        plan.bind(operands_at(plan, {**made.inputs, **made.outputs}))
+
+
+def test_no_sequence_is_nothing_to_run_and_no_grid_for_an_executor():
+    plan = plan_of(PLAIN["gdn"])
+    made = running.call(PLAIN["gdn"])[1]
+    operands = operands_at(plan, {**made.inputs, **made.outputs}, dict.fromkeys(plan.binding.places, 0))
+    plan.bind(operands)([], 0, 0)
+    with pytest.raises(ExecutionError, match="operand q: there is no sequence"):
+        plan.host_arguments(plan.artifacts[0], VariantPack(operands, (4096,) * len(operands)), 0)

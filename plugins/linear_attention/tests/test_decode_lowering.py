@@ -12,12 +12,13 @@ pytest.importorskip("torch")
 
 from la_cases import kernels, running
 from la_cases.cases import CASES, named
+from linear_attention.decode_engine import GdnDecode
 from linear_attention.decode_lowering import lower_gdn_decode, lower_kda_decode
 from linear_attention.decode_problem import argument_words
 from linear_attention.graphs import build
 
 import cudnn_core
-from cudnn_core import DeviceInfo
+from cudnn_core import BuildError, DeviceInfo, ExecutionContext, PlanConfig
 
 DECODES = [case for case in CASES if case.decodes]
 LOWER = {"gdn_decode": lower_gdn_decode, "kda_decode": lower_kda_decode}
@@ -130,6 +131,43 @@ def test_boundaries_of_no_sequence():
     graph.gdn_decode(q=q, k=k, v=v, g=g, beta=beta, cu_seqlens=bounds)[0].set_output(True)
     found = graph.freeze().facts(lower_gdn_decode)
     assert [(decline.code, decline.subject) for decline in found.declines] == [("shape.range", "cu_seqlens.dim[0]")]
+
+
+def static(tokens, heads=2, **attrs):
+    """A graph of gdn_decode whose sizes are fixed; ``pool`` adds slots."""
+    pool = attrs.pop("pool", 0)
+    graph = cudnn_core.Graph(io_data_type="bfloat16", compute_data_type="float32")
+    q, k, v = (graph.tensor(dim=(tokens, heads, 64), name=name) for name in "qkv")
+    g, beta = (graph.tensor(dim=(tokens, heads), data_type="float32", name=name) for name in ("g", "beta"))
+    if pool:
+        attrs["initial_state"] = graph.tensor(dim=(pool, heads, 64, 64), data_type="float32", name="initial_state")
+        attrs["state_indices"] = graph.tensor(dim=(tokens,), data_type="int32", name="state_indices")
+    graph.gdn_decode(q=q, k=k, v=v, g=g, beta=beta, **attrs)[0].set_output(True)
+    return graph.freeze()
+
+
+@pytest.mark.parametrize(
+    ("graph", "subject"),
+    [
+        (static(2**31, tokens_per_sequence=8), "q.dim[0]"),
+        (static(4, pool=2**31), "initial_state.dim[0]"),
+        (static(2**30), "grid"),
+    ],
+    ids=["tokens", "pool", "grid"],
+)
+def test_sizes_beyond_a_launch(graph, subject):
+    found = graph.facts(lower_gdn_decode)
+    assert [(decline.code, decline.subject) for decline in found.declines] == [("shape.range", subject)]
+    assert found.declines[0].actual > found.declines[0].expected["max"]
+
+
+def test_tiles_whose_grid_is_too_large_are_not_offered():
+    graph = static(2**29)  # 2^30 CTAs of 64 rows, 2^31 of 32
+    ctx = ExecutionContext(None, DeviceInfo.preset("H200"))
+    support = GdnDecode().check_support(graph, ctx)
+    assert [config.knobs for config in support.configs] == [{"tile_v": 64}]
+    with pytest.raises(BuildError, match=r"tile_v is 32, .* one of \[64\]"):
+        GdnDecode().build_plan(graph, PlanConfig("", {"tile_v": 32}), ctx)
 
 
 def test_more_nodes_than_one():

@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 pytest.importorskip("cutlass.cute", reason="needs nvidia-cutlass-dsl")
 pytest.importorskip("ptx_emulator")
 
-import numpy as np
 import torch
 from emulated import Emulated, outputs
 from la_cases.cases import CASES, named
@@ -132,18 +131,20 @@ def test_runs_are_equal_to_the_last_bit(op):
 
 # --- the command
 @BOTH
-def test_command_runs_a_graph(op, tmp_path, capsys):
-    """``cudnn-core run`` on the emulator, checked by the reference. Its own random keys are longer than 1: states would grow to 1e28."""
-    case = replace(named(f"{op}-plain"), lengths=(70,), heads=(1, 1, 1))
-    values = {port: (x.float() if x.is_floating_point() else x).numpy() for port, x in case.tensors().items()}
-    np.savez(tmp_path / "inputs.npz", **values)
+@pytest.mark.parametrize("name", ["plain", "slots"])
+def test_command_runs_a_graph(op, name, tmp_path, capsys):
+    """``cudnn-core run`` on the emulator with its own random inputs, checked by the reference; a pool is updated in place."""
+    case = replace(named(f"{op}-{name}"), heads=(1, 1, 1))
     path = tmp_path / "graph.json"
     path.write_text(graph_of(case)[0].to_json())
+    sizes = {"tokens": 70, "sequences": 2, "boundaries": 3, "slots": 5 if name == "slots" else 2}
+    known = graph_of(case)[0].freeze().dims
     words = ["run", str(path), "--executor", "emulator", "--device", "H200", "--json"]
-    words += ["--inputs", str(tmp_path / "inputs.npz")]
+    words += [word for size, value in sizes.items() if size in known for word in ("--size", f"{size}={value}")]
     rule = {"match": {"op": op}, "use": f"linear_attention:{op}_sm90"}
     with cudnn_core.configure(strict=True, rule=[rule], cache_dir=str(tmp_path)):
         status = main(words)
     report = json.loads(capsys.readouterr().out)
     assert (status, report["ok"]) == (0, True), report
     assert report["engine"] == f"linear_attention:{op}_sm90@1"
+    assert report["sizes"] == {size: value for size, value in sizes.items() if size in known}

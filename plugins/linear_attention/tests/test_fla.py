@@ -232,7 +232,20 @@ def test_arguments_without_effect_are_accepted():
     assert torch.equal(fla.chunk_kda(**x, **options)[0], fla.chunk_kda(**x)[0])
 
 
-def test_gates_that_are_missing_are_named():
-    q = torch.zeros(1, 4, 2, 8)
-    with pytest.raises(la.InputError, match=r"^g: is missing"):
-        fla.chunk_gated_delta_rule(q, q, q, None, torch.zeros(1, 4, 2))
+@EVERY
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
+def test_tensors_that_are_missing_are_named(function, name):
+    x = batch(function)
+    if function is fla.fused_recurrent_gated_delta_rule and name in ("g", "beta"):
+        assert function(**{**x, name: None})[0].isfinite().all()
+        return
+    with pytest.raises(la.InputError, match=rf"^{name}: is missing"):
+        function(**{**x, name: None})
+
+
+@EVERY
+@pytest.mark.parametrize("name", ["q", "v"])
+def test_packed_tensors_are_refused(function, name):
+    x = batch(function)
+    with pytest.raises(la.InputError, match=rf"^{name}: has 3 dimensions, needs 4"):
+        function(**{**x, name: x[name][0]})

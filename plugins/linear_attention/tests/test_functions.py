@@ -256,6 +256,24 @@ def test_values_of_indices(op, case):
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("slots", "text"),
+    [
+        ((0, 1, 0, 3, 4, 5), "sequence 0 names twice row 0"),
+        ((0, 1, 2, 3, 1, 5), "sequences 0 and 1 share row 1"),
+        ((0, 1, 8, 3, 4, 5), "sequence 0 names row 8 of a pool of 8"),
+    ],
+)
+def test_values_of_slots_for_each_token(op, slots, text):
+    x, pool = inputs(op, 6, "cpu"), torch.zeros(8, 4, 64, 64)
+    call = {**x, "initial_state": pool, "num_accepted_tokens": index(1, 1), **IN_PLACE}
+    with pytest.raises(la.InputError, match=text) as caught:
+        DECODE[op](**call, state_indices=index(*slots).reshape(2, 3))
+    assert caught.value.argument == "state_indices"
+    DECODE[op](**call, state_indices=index(0, -1, -1, 3, -1, 5).reshape(2, 3))
+
+
+@BOTH
 def test_values_of_gates(op):
     x = inputs(op, 6, "cpu")
     x["g"][2] = 0.1
@@ -386,3 +404,12 @@ def test_types_that_no_op_takes_are_refused_by_name(port, dtype):
     x[port] = x[port].to(dtype)
     with pytest.raises(la.InputError, match=rf"^{port}: has type"):
         la.gated_delta_net(**x)
+
+
+@BOTH
+@pytest.mark.parametrize("port", ["q", "k", "v", "g", "beta"])
+def test_tensors_that_are_missing_are_named(op, port):
+    """torch's schemas let None pass for a tensor."""
+    for function in (PREFILL[op], DECODE[op]):
+        with pytest.raises(la.InputError, match=rf"^{port}: is missing"):
+            function(**_tokens(op, **{port: None}))

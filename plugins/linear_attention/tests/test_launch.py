@@ -14,13 +14,14 @@ from la_cases.cases import named
 from la_cases.running import call, graph_of
 from linear_attention.compile import kernel_name
 from linear_attention.graphs import build
-from linear_attention.launch import MOST_TOKENS, Launcher
+from linear_attention.launch import Launcher
+from linear_attention.limits import MOST_TOKENS
 from linear_attention.lowering import lower_gdn, lower_kda
 from linear_attention.plan import PrefillPlan, restored
 from linear_attention.prefill_engine import GdnSm90, KdaSm90
 
 import cudnn_core
-from cudnn_core import BuildError, DeviceInfo, ExecutionContext, ExecutionError, VariantPack
+from cudnn_core import BuildError, DeviceInfo, DriverError, ExecutionContext, ExecutionError, VariantPack
 from cudnn_core.cute_dsl import CompiledKernel
 
 LOWER = {"gdn": lower_gdn, "kda": lower_kda}
@@ -178,6 +179,15 @@ def test_run_puts_addresses_into_the_words(plan):
             assert words[at] == want[word]
     run([pointer + 0x100000 for pointer in pointers], 0, 6)
     assert plan.fake.calls[-1][0][index["q.address"]] == pointers[setup.place("q")] + 0x100000
+
+
+def test_a_machine_without_a_device_is_a_typed_error(plan, monkeypatch):
+    def fail(words, stream):
+        raise RuntimeError("Got Cuda Runtime Error: cudaErrorInsufficientDriver")
+
+    monkeypatch.setattr(PrefillPlan, "function", lambda self: fail)
+    with pytest.raises(DriverError, match=r"GPU code can't be loaded: .*cudaErrorInsufficientDriver"):
+        plan.bind(tuple(plan.setup.operands))
 
 
 @pytest.mark.parametrize("port", ["q", "k", "v", "g", "O", "initial_state", "final_state"])

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from la_cases.cases import CASES, named
 from la_cases.running import graph_of
+from linear_attention.limits import GRID_LIMIT, MOST_TOKENS, STRIDE_LIMIT
 from linear_attention.lowering import lower_gdn, lower_kda
 from linear_attention.problem import Problem
 
@@ -50,6 +51,11 @@ class Build:
     def strided(self, **strides):
         for port, stride in strides.items():
             self.tensors[port][2] = stride
+        return self
+
+    def long(self, tokens):
+        for port in ("q", "k", "v", "g", "beta"):
+            self.tensors[port][0] = (tokens, *self.tensors[port][0][1:])
         return self
 
     def states(self, **options):
@@ -256,6 +262,8 @@ def test_other_ops_are_named(change):
 
 
 # --- declines
+FAR = STRIDE_LIMIT // 2  # elements of 2 bytes
+CROWD = 2**29 + 1  # sequences of 4 heads and 2 slabs
 K_STRIDED = (2 * HV * V * K, 2 * V * K, 2 * K, 2)
 DECLINES = {
     "float32": (lambda b: b.typed("float32", "q", "k", "v"), {("dtype.unsupported", "q")}),
@@ -275,6 +283,13 @@ DECLINES = {
     "states of odd bytes": (lambda b: b.states().strided(initial_state=(HV * V * (K + 2), V * (K + 2), K + 2, 1)), {
         ("layout.alignment", "initial_state.stride[2]")}),
     "no sequence": (lambda b: b.having(cu_seqlens=((1,), "int32", None)), {("shape.range", "cu_seqlens.dim[0]")}),
+    "too many tokens": (lambda b: b.long(MOST_TOKENS + 1), {("shape.range", "q.dim[0]")}),
+    "too many tokens in every run": (lambda b: b.long(Dim("tokens", 2 * MOST_TOKENS, 4 * MOST_TOKENS)), {
+        ("shape.range", "q.dim[0]")}),
+    "a grid too large": (lambda b: b.having(cu_seqlens=((CROWD,), "int32", None)), {("shape.range", "grid")}),
+    "rows too far apart": (lambda b: b.strided(q=(FAR, K, 1)), {("layout.stride", "q.stride[0]")}),
+    "states too far apart": (lambda b: b.states().strided(initial_state=(FAR // 2, V * K, K, 1)), {
+        ("layout.stride", "initial_state.stride[0]")}),
     "boundaries apart": (lambda b: b.states().strided(cu_seqlens=(2,)), {("layout.stride", "cu_seqlens.stride[0]")}),
     "slots apart": (lambda b: b.pooled().strided(state_indices=(2,)), {("layout.stride", "state_indices.stride[0]")}),
     "compute type": (lambda b: setattr(b, "compute", "bfloat16"), {("dtype.compute", "{op}")}),
@@ -293,6 +308,15 @@ def test_declines(op, name):
     if build.tensors["q"][1] == "float32":
         build.outputs["O"] = "float32"
     assert build.declines() == {(code, subject.format(op=op)) for code, subject in expected}
+
+
+@BOTH
+def test_what_just_fits_a_launch_is_taken(op):
+    """Runtime sizes count with their smallest value: what they are is for the launch to see."""
+    assert Build(op).long(MOST_TOKENS).problem()
+    assert Build(op).long(Dim("tokens", 1, 2 * MOST_TOKENS)).problem()
+    assert Build(op).having(cu_seqlens=((GRID_LIMIT // 8,), "int32", None)).problem()
+    assert Build(op).strided(q=(FAR - 8, K, 1)).problem()
 
 
 def test_channels_of_kda_gates_are_adjacent():

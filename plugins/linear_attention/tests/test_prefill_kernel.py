@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import _kernels
 import numpy as np
 import pytest
@@ -72,6 +74,21 @@ def test_head_dimensions(key, value, io):
     case = _kernels.Case(problem(io, key, value, initial=True, l2norm=True), [129, 64], decay=0.02)
     _kernels.run(case)
     _kernels.check(case, 3e-3 if io == "bfloat16" else 1e-3)
+
+
+def test_the_last_update_of_identical_keys_is_exact():
+    """The errors of a chunk's updates add up, and no later token corrects those of the last chunk."""
+    case = _kernels.Case(problem(), [128], change=_kernels.identical_keys)
+    _kernels.run(case)
+    _kernels.check(case)
+
+
+@pytest.mark.L2
+def test_the_last_update_of_a_segment_is_exact():
+    """Tokens of the next segment have another key."""
+    case = _kernels.Case(problem(), [256], change=functools.partial(_kernels.identical_keys, run=128))
+    _kernels.run_segments(case, 2)
+    _kernels.check(case)
 
 
 @pytest.mark.L2

@@ -45,6 +45,11 @@ def identical_keys(x):
     x["g"].fill_(-1e-3)
 
 
+def opposite_keys(x):
+    identical_keys(x)
+    x["k"][::2] *= -1
+
+
 def uniform(x):
     """Gates that are the same in every channel: errors of factors, if they had any, would not average out."""
     x["g"].fill_(-0.0012)
@@ -71,9 +76,12 @@ def test_channels_that_move():
     _kda.check(p, (64,), change=channel_moving)
 
 
-def test_identical_keys():
-    p = _kda.problem(key=64)
-    _kda.check(p, (64,), change=identical_keys)
+@pytest.mark.parametrize("change", [identical_keys, opposite_keys])
+def test_colliding_keys(change):
+    """Every update takes back the one before: the roundings of 64 of them would add up, in channels that no later token corrects."""
+    worst = _kda.check(_kda.problem(key=64), (128,), change=change)
+    assert worst["O"] <= 2.5e-3
+    assert worst["final_state"] <= 2.5e-3
 
 
 def test_short_sequences_of_a_batch():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,35 +25,87 @@ def test_every_engine_has_cases_that_it_takes():
 
 
 def test_the_command_of_a_tool():
-    found = sanitize.command("/bin/cs", "racecheck", ["gdn"])
+    found = sanitize.command("/bin/cs", "racecheck", ["gdn-d128"])
     assert found[:3] == ["/bin/cs", "--tool", "racecheck"]
-    assert found[-5:] == [str(Path(sanitize.__file__).resolve()), "--run", "--only", "gdn", "--whole"]
-    assert sanitize.command("/bin/cs", "", []) == [sys.executable, str(Path(sanitize.__file__).resolve()), "--run"]
+    assert found[-4:] == [str(Path(sanitize.__file__).resolve()), "--run", "gdn-d128", "--whole"]
+    program = [sys.executable, str(Path(sanitize.__file__).resolve()), "--run", "a", "b"]
+    assert sanitize.command("/bin/cs", "", ["a", "b"]) == program
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in sanitize.environment("memcheck")
 
 
-@pytest.mark.parametrize(
-    ("codes", "status", "said"),
-    [
-        ([0, 0, 0], 0, ["without a tool: clean", "memcheck: clean", "racecheck: clean"]),
-        ([0, 9, 0], 1, ["memcheck: FINDINGS", "racecheck: clean"]),
-        ([1], 1, ["without a tool: FAILED with 1"]),
-    ],
+MEMCHECK, RACECHECK = (
+    "========= ERROR SUMMARY: {} errors",
+    "========= RACECHECK SUMMARY: {} hazards displayed (0 errors, {} warnings)",
 )
-def test_findings_are_the_exit_status(codes, status, said, monkeypatch, capsys):
-    ran = []
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Processes that end well, but for what a test writes into ``ran.says``: by tool and case, exit status and output."""
+
+    ran = SimpleNamespace(commands=[], says={})
 
     def fake(command, **options):
-        ran.append(command)
-        return subprocess.CompletedProcess(command, codes[len(ran) - 1])
+        tool = command[2] if "--tool" in command else ""
+        names = [word for word in command[command.index("--run") + 1 :] if word != "--whole"]
+        ran.commands.append((tool, names))
+        code, text = 0, "".join(f"{name}: right, 0.1 s\n" for name in names)
+        text += {"": "", "memcheck": MEMCHECK.format(0), "racecheck": RACECHECK.format(0, 0)}[tool]
+        for name in names:
+            code, text = ran.says.get((tool, name), (code, text))
+        if code is None:
+            raise subprocess.TimeoutExpired(command, 1, output=text.encode())
+        return subprocess.CompletedProcess(command, code, text)
 
     monkeypatch.setattr(sanitize.subprocess, "run", fake)
     monkeypatch.setattr(sanitize, "sanitizer", lambda: "/bin/cs")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert sanitize.main([]) == status
-    assert len(ran) == len(codes)
+    return ran
+
+
+def test_every_case_runs_alone_under_every_tool_after_all_ran_without(ran, capsys):
+    assert sanitize.main(["--jobs", "3"]) == 0
+    names = sorted(case.name for case in sanitize.cases())
+    assert sorted(name for tool, shares in ran.commands[:3] for name in shares) == names
+    assert all(not tool for tool, _ in ran.commands[:3])
+    for tool in sanitize.TOOLS:
+        assert sorted(of[0] for name, of in ran.commands if name == tool) == names
     out = capsys.readouterr().out
-    assert all(text in out for text in said)
+    lines = [line.split() for line in out.splitlines()]
+    assert ["memcheck", "gdn-segments", "0", "findings", "right", "ended,"] in [line[:6] for line in lines]
+    assert f"racecheck: {len(names)} cases, 0 not clean" in out
+
+
+@pytest.mark.parametrize(
+    ("tool", "code", "text", "said"),
+    [
+        ("memcheck", 9, f"gdn-d128: right\n{MEMCHECK.format(3)}", "3 findings"),
+        ("racecheck", 0, f"gdn-d128: right\n{RACECHECK.format(2, 2)}", "2 findings"),
+        ("memcheck", 0, "gdn-d128: right\n========= Error: No attachable process found", "no summary"),
+        ("memcheck", 1, f"gdn-d128: WRONG: x\n{MEMCHECK.format(0)}", "WRONG"),
+        ("racecheck", None, "gdn-d128", "longer than"),
+        ("racecheck", 0, RACECHECK.format(0, 0), "no result"),
+    ],
+)
+def test_what_is_not_clean_is_the_exit_status(ran, capsys, tool, code, text, said):
+    ran.says[tool, "gdn-d128"] = code, text
+    assert sanitize.main(["--only", "gdn-d128", "kda-d128"]) == 1
+    out = capsys.readouterr().out
+    assert said in next(line for line in out.splitlines() if line.startswith(tool) and "gdn-d128" in line)
+    assert f"{tool}: 2 cases, 1 not clean" in out
+
+
+@pytest.mark.parametrize("says", [(1, "gdn-d128: WRONG: x"), (-11, ""), (3, "gdn-d128: right")])
+def test_nothing_runs_under_a_tool_where_results_are_wrong_without(ran, capsys, says):
+    ran.says["", "gdn-d128"] = says
+    assert sanitize.main(["--only", "gdn-d128"]) == 1
+    assert len(ran.commands) == 1
+    assert "without a tool: 1 cases, 1 wrong" in capsys.readouterr().out
+
+
+def test_no_case_is_no_success(ran, capsys):
+    assert sanitize.main(["--only", "nothing"]) == 1
+    assert not ran.commands
 
 
 def test_without_a_gpu_or_the_tool_it_says_so(monkeypatch, capsys):

@@ -9,6 +9,9 @@ import pytest
 import torch
 from helpers import oracle, rand, run, single
 
+import cudnn_core
+from cudnn_core import Dim, ExecutionError
+
 D = torch.float64
 ATTRS = {
     "scale": None, "output_final_state": True, "use_qk_l2norm": False, "checkpoint_every_n_tokens": 0,
@@ -285,3 +288,53 @@ def test_l2norm_rounds_the_rows_to_the_io_type():
         rounded[port] = (wide * (wide.square().sum(-1, keepdim=True) + 1e-6) ** -0.5).to(torch.bfloat16).double()
     rounded["v"] = cast["v"].double()
     near(out, recurrence("gdn", rounded, CU)[0])
+
+
+def varying(pooled):
+    """The plan of a graph whose numbers of tokens, boundaries, states and slots have a name each."""
+    graph = cudnn_core.Graph(io_data_type="float32", compute_data_type="float32", intermediate_data_type="float32")
+    tokens, count = Dim("tokens", 1, 99), Dim("count", 1, 9)
+    q, k, v = (graph.tensor((tokens, 1, 8), name=name) for name in "qkv")
+    g, beta = (graph.tensor((tokens, 1), name=name) for name in ("g", "beta"))
+    bounds = graph.tensor((Dim("boundaries", 2, 9),), data_type="int32", name="bounds")
+    extra = {"initial_state": graph.tensor((Dim("pool", 1, 9) if pooled else count, 1, 8, 8), name="states")}
+    if pooled:
+        extra["state_indices"] = graph.tensor((count,), data_type="int32", name="slots")
+        extra["overwrite_initial_state"] = True
+    made = graph.gdn(q, k, v, g, beta, bounds, output_final_state=True, **extra)
+    for tensor, name in zip(made, ("O", "final"), strict=False):
+        tensor.set_output(True).set_name(name)
+    return graph.plan(device="cpu")
+
+
+def operands(states, bounds, slots=None):
+    x = {name: torch.zeros(12, 1, 8) for name in ("q", "k", "v", "O")}
+    x |= {name: torch.zeros(12, 1) for name in ("g", "beta")}
+    x |= {"states": torch.ones(states, 1, 8, 8), "final": torch.full((states, 1, 8, 8), 7.0)}
+    x["bounds"] = torch.tensor(bounds, dtype=torch.int32)
+    return x if slots is None else {**x, "slots": torch.tensor(slots, dtype=torch.int32)}
+
+
+@pytest.mark.parametrize(
+    ("states", "bounds", "slots", "culprit"),
+    [
+        (2, [0, 4, 8, 12], None, "final"),
+        (4, [0, 4, 8, 12], None, "final"),
+        (3, [0, 12], None, "final"),
+        (5, [0, 4, 12], [3], "slots"),
+        (5, [0, 12], [3, 1], "slots"),
+    ],
+    ids=["more sequences", "fewer sequences", "one sequence", "fewer slots", "more slots"],
+)
+def test_runtime_sizes_that_disagree_are_refused_by_name_before_anything_is_written(states, bounds, slots, culprit):
+    plan, x = varying(pooled=slots is not None), operands(states, bounds, slots)
+    with pytest.raises(ExecutionError, match=f"operand {culprit}: wrong shape") as raised:
+        plan.execute(x)
+    assert raised.value.operand == culprit
+    assert (x["final"] == 7).all()
+
+
+def test_runtime_sizes_that_agree_run():
+    for pooled, given in ((False, operands(2, [0, 4, 12])), (True, operands(5, [0, 4, 12], [3, 1]))):
+        varying(pooled=pooled).execute(given)
+        assert (given["final"] == 1).all()

@@ -6,7 +6,7 @@ else fp32. Integers are exact in int64. Every tensor is rounded to its declared 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ from ._rounding import decode, round_value
 if TYPE_CHECKING:
     from cudnn_core import FrozenGraph
 
-__all__ = ["Program", "evaluate", "ragged_starts"]
+__all__ = ["Program", "at_sizes", "evaluate", "ragged_starts"]
 
 Tensor = Any
 
@@ -46,7 +46,7 @@ def evaluate(
     if graph.dims:
         given = [(inputs.get(tensor.uid), tensor.rank) for tensor in graph.operand_tensors()]
         shapes = [tuple(x.shape) if isinstance(x, torch.Tensor) and x.ndim == rank else None for x, rank in given]
-        sized = graph.at(graph.sizes_from(shapes))
+        sized = at_sizes(graph, shapes)
     program = Program(sized, precision)
     env: dict[int, Tensor] = {}
     for tensor in sorted(sized.operand_tensors(), key=lambda tensor: tensor.ragged_offset is not None):
@@ -55,6 +55,22 @@ def evaluate(
     with torch.no_grad():
         program.run(env, device, round_virtual, round_outputs)
     return {tensor.uid: env[tensor.index] for tensor in sized.tensors if tensor.role == "output"}
+
+
+def at_sizes(graph: FrozenGraph, shapes: Iterable[Any]) -> FrozenGraph:
+    """The graph with the runtime sizes that its operands' shapes have, checked by the rows of its ops: what one name does not tie
+    may disagree. Raises ExecutionError, naming the operand."""
+    from cudnn_core import ExecutionError, lookup_op
+
+    sized = graph.at(graph.sizes_from(shapes))
+    for node in sized.nodes:
+        for problem in lookup_op(node.op).validate(node):
+            held = {**node.inputs, **node.outputs}.get(problem.port)
+            label = getattr(held, "name", "") or f"{node.op}.{problem.port}"
+            raise ExecutionError(
+                f"operand {label}: {problem.message} (expected {problem.expected}, got {problem.actual})", operand=label
+            )
+    return sized
 
 
 def ragged_starts(tensor: Any, env: Mapping[int, Tensor]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._evaluate import Program, ragged_starts
+from ._evaluate import Program, at_sizes, ragged_starts
 from ._memory import Layout, load, load_ragged, ragged_rows, store, store_ragged
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ReferencePlan:
     def bind(self, layout: tuple[Operand, ...]) -> Callable[[Sequence[int], int, int], None]:
         program = self._program
         if program is None:
-            program = Program(self._graph.at(self._graph.sizes_from(operand.dim for operand in layout)))
+            program = Program(at_sizes(self._graph, (operand.dim for operand in layout)))
         slots = [
             _Slot(position, tensor, operand)
             for position, (tensor, operand) in enumerate(zip(program.graph.operand_tensors(), layout, strict=True))

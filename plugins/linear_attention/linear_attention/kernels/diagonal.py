@@ -81,6 +81,12 @@ class Tokens:
             self.columns[at] = self.columns[at] * behind[i % self.channels]
         self.totals[first] = [x * y for x, y in zip(before, behind, strict=True)]
 
+    def add(self, later: int, factors: Sequence[Any]) -> None:
+        """To the columns of the tokens before ``later``, its own times theirs of ``factors``."""
+        for at in range(later * self.channels):
+            token, channel = divmod(at, self.channels)
+            self.columns[at] = self.columns[at] + factors[token] * self.columns[later * self.channels + channel]
+
     def park(self, first: int, stop: int) -> None:
         """q rows of these tokens to shared memory."""
         for token in range(first, stop):

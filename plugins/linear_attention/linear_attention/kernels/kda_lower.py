@@ -17,7 +17,7 @@ from .inverse import BLOCK, BLOCKS, block_number, unit_lower_inverse
 from .kda_words import load_floats, load_words, store_floats, store_memory, store_words
 from .warp import pack, split, store_matrices
 
-__all__ = ["put_lower", "write_t"]
+__all__ = ["group_place", "put_lower", "write_t"]
 
 _BYTES = 1024  # of a block
 _REST = 512
@@ -40,6 +40,11 @@ def put_lower(scratch: Int32, group: Int32, column: Int32, pair: Sequence[Float3
         first, rest = split(negative[0], negative[1])
         store_words(address, [Int32(first)])
         store_words(address + _REST, [Int32(rest)])
+
+
+def group_place(scratch: Int32, group: Int32) -> Int32:
+    """8 lines of 32 bytes, 64 apart, where nothing is before ``put_lower`` of the group's rows in its block of 16 x 16."""
+    return scratch + (_DIAGONAL + group // 2) * _BYTES + group % 2 * (_BYTES // 2 + 32)
 
 
 def write_t(

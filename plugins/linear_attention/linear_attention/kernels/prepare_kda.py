@@ -4,7 +4,7 @@
 8 warps, each 8 tokens; a lane has K / 32 neighbouring channels of them in registers: k and q times the decays of the tokens around
 them (``diagonal.Tokens``). Every factor that a tile needs is a product of decays, numbers of [0, 1]: nothing overflows, no gate is special,
 and the time depends on none of them. Scores come from products of the tensor cores over levels of tokens (``diagonal``): 1, 2 and 4
-inside a warp, in its lines of the tiles of K~ and Q~, then with a barrier of the CTA between two lines of this table
+inside a warp, in its lines of the tiles of K~ and Q~, behind which its columns of K are folded (``kda_groups``), then with a barrier of the CTA between two lines of this table
 
     products of level 8, from the tiles of K~ and Q~   | level 16's operands to the tile of K- and to free lines of Q~
     level 16                                           | level 32's to the tile of K~ and to level 8's lines of Q~
@@ -19,7 +19,7 @@ Operands have the norms and the scale in them and are rounded once, to ``layout.
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 22,300 instructions of a warp with everything in it, and spills no register. Two share an SM, as registers and
+A CTA of 128 channels runs 23,700 instructions of a warp with everything in it, and spills 0 to 3 registers of a thread. Two share an SM, as registers and
 shared memory allow, of 64 channels three. When 18 registers of a thread were spilled, that traffic through the L2 cache was as large as the
 records'. It is touchy: what is live across the barriers, and the order of stores behind them, make 0 or 20 of it.
 
@@ -44,7 +44,8 @@ from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores
 from .gates import Beta, Gate
 from .inverse import SCRATCH_BYTES
 from .kda_gates import Decays
-from .kda_lower import put_lower, write_t
+from .kda_groups import fold
+from .kda_lower import group_place, put_lower, write_t
 from .kda_words import (
     copies_done,
     copy_async,
@@ -154,15 +155,15 @@ class PrepareKda:
         raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
         self.put_vectors(at, warp, beta, *raw[1:])
         tokens, scores = self.diagonal(at, valid, warp, decays, raw[0])
+        scores = self.folded(at, tokens, scores, warp, valid)
         total = tokens.totals[0]
         # Blocks of 8 tokens stay as they are. What wider blocks add is the same for all tokens of the warp.
         rows, columns = [Float32(1.0)] * self.channels, [Float32(1.0)] * self.channels
         self.put_total(at, warp, total)
         self.write_level(tokens, warp & 1, Int32(0), behind_k, [], [])
-        self.put_m(at, scores, warp, warp)
         cute.arch.sync_threads()
         self.clear_above(at, warp)
-        self.put_p(at, scores, warp, warp)
+        self.put_scores(at, scores, warp, warp)
         self.level_8(at, warp)
         total, rows, columns = self.widen(at, warp, 1, total, rows, columns)
         # Level 16's rows of Q lie where warps with even numbers had theirs, level 32's where the others had.
@@ -346,6 +347,16 @@ class PrepareKda:
 
         address = fragment_address(at.q_in, at.k_in, warp * GROUP)
         return tokens, diagonal_scores(tokens, begin, address, beside, behind_k, self.panel, self.steps, diagonal)
+
+    @cute.jit
+    def folded(self, at: Places, tokens: Tokens, scores: Scores, warp: Int32, valid: Int32):
+        """``fold`` of the warp's group: its scores afterwards. In a branch, so that ptxas leaves what is before it alone."""
+        q = list(scores.q)
+        if warp * GROUP < valid:
+            lane = cute.arch.lane_idx()
+            (beta,) = load_floats(at.beta + (warp * GROUP + lane // 4) * 4, 1)
+            q = fold(tokens, q, scores.k, beta, group_place(at.lower, warp), lane)
+        return Scores(q, [Float32(0.0)] * 2)
 
     def put_total(self, at: Places, warp: Int32, total: list[Any]) -> None:
         store_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, total)

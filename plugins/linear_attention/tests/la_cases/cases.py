@@ -267,6 +267,7 @@ def _prefills(op: str) -> list[Case]:
         case("no-decay", change=_ungated, invariants=(2,)),
         case("positive-gates-count-as-0", change=_positive_gates, invariants=(5,)),
         case("identical-keys", change=_identical_keys, lengths=(200,), invariants=(3, 4)),
+        case("identical-keys-to-the-end-of-a-chunk", change=_identical_keys, lengths=(128,), initial=False, invariants=(3, 4)),
         case("near-collinear-keys", change=_near_keys, lengths=(200,), invariants=(3, 4)),
         case("zero-length-and-one-token", lengths=(0, 1, 33, 0, 1, 64, 1), invariants=(13, 14, 15)),
         case("one-long-many-short", lengths=(300, *([6] * 40)), initial=False, invariants=(12, 13)),

@@ -1,0 +1,23 @@
+"""What no prefill can exceed. Imports no DSL and not the core.
+
+Imported by ``lowering``, which declines sizes that a graph states, and by ``launch``, which refuses what a run brings.
+"""
+
+from __future__ import annotations
+
+from .problem import Problem
+from .records import record_slots
+
+__all__ = ["GRID_LIMIT", "MOST_TOKENS", "STRIDE_LIMIT", "ctas"]
+
+MOST_TOKENS = 2**28
+"""Pieces of 16 bytes of a slab's rows of O are counted in int32."""
+GRID_LIMIT = 2**31 - 1
+"""CTAs along x."""
+STRIDE_LIMIT = 2**40
+"""Bytes, exclusive. CUDA driver API, cuTensorMapEncodeTiled: globalStrides."""
+
+
+def ctas(problem: Problem, tokens: int, sequences: int, segments: int = 1) -> int:
+    """Of the largest grid. Segments fill the SMs once, so that they never decide whether a grid is too large."""
+    return problem.heads * max(problem.slabs * sequences * segments, record_slots(tokens, sequences))
