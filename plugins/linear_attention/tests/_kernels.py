@@ -137,22 +137,19 @@ def tiles(case, start, valid, head):
 
 
 def matrices(case, start, valid, head):
-    """(T, P [64, 64]), (a, c, d [64], decay, zeros) of one chunk of GDN, unrounded: the formulas, with padding rows 0."""
+    """(T [64, 64],), (a, c, G to base 2, nk [64]) of one chunk of GDN, unrounded: the formulas, with padding rows 0 and G as before them."""
     p, x = case.problem, case.x
     at = slice(start, start + valid)
-    q, k = (x[n][at, head * x[n].shape[1] // p.heads] for n in "qk")
-    nq, nk = (1 / np.sqrt((y**2).sum(-1) + 1e-6) if p.l2norm else np.ones(valid) for y in (q, k))
+    k = x["k"][at, head * x["k"].shape[1] // p.heads]
+    nk = 1 / np.sqrt((k**2).sum(-1) + 1e-6) if p.l2norm else np.ones(valid)
     beta, sums = x["beta"][at, head], np.cumsum(x["g"][at, head])
     between = np.tril(np.exp(np.minimum(sums[:, None] - sums, 0)))
     lower = np.tril(beta[:, None] * nk[:, None] * nk * (k @ k.T), -1)
     t = between * np.linalg.inv(np.eye(valid) + lower) * beta
-    scores = between * p.scale * nq[:, None] * nk * (q @ k.T)
     rest = (0, CHUNK - valid)
-    vectors = (np.exp(sums) * nk, np.exp(sums[-1] - sums) * nk, np.exp(sums) * p.scale * nq)
-    tail = [np.exp(sums[-1]), 0, 0, 0]
-    return (np.pad(t, (rest, rest)), np.pad(scores, (rest, rest))), np.concatenate(
-        [*(np.pad(y, rest) for y in vectors), tail]
-    )
+    vectors = [np.pad(y, rest) for y in (np.exp(sums) * nk, np.exp(sums[-1] - sums) * nk, sums / np.log(2), nk)]
+    vectors[2][valid:] = vectors[2][valid - 1]
+    return (np.pad(t, (rest, rest)),), np.concatenate(vectors)
 
 
 def records(case):

@@ -57,6 +57,16 @@ def test_two_ctas_share_what_they_load(schedule, seed):
     _kernels.check(case)
 
 
+def test_of_two_ctas_each_makes_half_of_the_scores():
+    case = _kernels.Case(problem(value=128), [64 * 3 + 5, 70], seed=1)
+    report = _kernels.run(case)
+    _kernels.check(case)
+    chunks = 4 + 2
+    assert report.counts["bytes.bulk.shared_shared"] == chunks * (
+        64 * 64 * 2 + 64 * 4
+    )  # P and d go to the other one, once
+
+
 @pytest.mark.L2
 @pytest.mark.parametrize("io", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("key", "value"), [(64, 128), (128, 64), (128, 128)])

@@ -1,4 +1,4 @@
-"""The prepare stage of GDN in the emulator: T, P and the vectors of chunks against numpy in fp64."""
+"""The prepare stage of GDN in the emulator: T and the vectors of chunks against numpy in fp64."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ import cuda.bindings.driver as cuda
 import cutlass
 import ptx_emulator
 import torch
-from _gdn import A_LOG, BIAS, CHUNK, TILE, TORCH, check_chunk, decoded, expected
+from _gdn import A_LOG, BIAS, CHUNK, TILE, Chunk, check_chunk, decoded, expected, mixed, problem, spiked
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute import runtime
 from cutlass.memory import SmemAllocator
 from linear_attention.kernels import tiles
 from linear_attention.kernels import warp as w
 from linear_attention.kernels.arguments import ELEMENTS
-from linear_attention.kernels.prepare_gdn import VECTORS, PrepareGdn
-from linear_attention.problem import Problem
+from linear_attention.kernels.prepare_gdn import PrepareGdn
 
 from cudnn_core import HostBlock
 
 LINE = 128
-OUT = 3 * TILE  # of a chunk: T, P, vectors
-CHUNKS = 3  # of a CTA, one after the other on the same scratch without a meeting in between
+OUT = TILE + 1024  # of a chunk: T, vectors
+CHUNKS = 3  # of a CTA, one after the other on the same scratch
 HEADS, HEAD = 3, 1
 
 
 class Harness:
-    """Chunk i of a launch: K, Q [chunks, 64, key], g, beta [chunks * 64, HEADS], valid [chunks] -> out [chunks, OUT bytes]."""
+    """Chunk i of a launch: K [chunks, 64, key], g, beta [chunks * 64, HEADS], valid [chunks] -> out [chunks, OUT bytes]."""
 
     def __init__(self, problem):
         self.problem, self.stage = problem, PrepareGdn(problem)
@@ -44,41 +43,40 @@ class Harness:
     def host(self, words: Int64, stream: cuda.CUstream):
         p = self.problem
         block = cute.make_tensor(
-            cute.make_ptr(Int64, words, cute.AddressSpace.generic, assumed_align=8), cute.make_layout(9)
+            cute.make_ptr(Int64, words, cute.AddressSpace.generic, assumed_align=8), cute.make_layout(8)
         )
-        chunks = Int32(block[8])
+        chunks = Int32(block[7])
 
         def tensor(index, dtype, *shape):
             pointer = cute.make_ptr(dtype, block[index], cute.AddressSpace.gmem, assumed_align=16)
             return cute.make_tensor(pointer, cute.make_layout(shape, stride=(*shape[1:], 1)))
 
         self.kernel(
-            *(tensor(i, cutlass.Uint32, 3 * CHUNKS * 64, p.key // 2) for i in range(2)),
-            tensor(2, ELEMENTS[p.gate_dtype], 3 * CHUNKS * 64, HEADS),
-            tensor(3, ELEMENTS[p.beta_dtype], 3 * CHUNKS * 64, HEADS),
-            tensor(4, Int32, 3 * CHUNKS),
+            tensor(0, cutlass.Uint32, 3 * CHUNKS * 64, p.key // 2),
+            tensor(1, ELEMENTS[p.gate_dtype], 3 * CHUNKS * 64, HEADS),
+            tensor(2, ELEMENTS[p.beta_dtype], 3 * CHUNKS * 64, HEADS),
+            tensor(3, Int32, 3 * CHUNKS),
+            tensor(4, Float32, HEADS),
             tensor(5, Float32, HEADS),
-            tensor(6, Float32, HEADS),
-            tensor(7, cutlass.Uint32, 3 * CHUNKS, OUT // 4),
+            tensor(6, cutlass.Uint32, 3 * CHUNKS, OUT // 4),
         ).launch(grid=[chunks // CHUNKS, 1, 1], block=[128, 1, 1], stream=stream)
 
     @cute.kernel
-    def kernel(self, k: cute.Tensor, q: cute.Tensor, g: cute.Tensor, beta: cute.Tensor, valid: cute.Tensor,
+    def kernel(self, k: cute.Tensor, g: cute.Tensor, beta: cute.Tensor, valid: cute.Tensor,
                a_log: cute.Tensor, bias: cute.Tensor, out: cute.Tensor):  # fmt: skip
         thread, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         p, stage, tile = self.problem, self.stage, TILE * self.panels
-        size = CHUNKS * (2 * tile + OUT) + stage.scratch_bytes
+        size = CHUNKS * (tile + OUT) + stage.scratch_bytes
         smem = SmemAllocator().allocate(size, 1024).toint()
-        results = smem + CHUNKS * 2 * tile
+        results = smem + CHUNKS * tile
         scratch = results + CHUNKS * OUT
         words = p.key // 2
         for at in cutlass.range(thread, CHUNKS * 64 * words, 128):
             row, word = at // words, at % words
             chunk, line = row // 64, row % 64
             byte = line * LINE + (word * 4) % LINE
-            place = smem + chunk * 2 * tile + word * 4 // LINE * TILE + (byte ^ ((byte >> 3) & 0x70))
+            place = smem + chunk * tile + word * 4 // LINE * TILE + (byte ^ ((byte >> 3) & 0x70))
             w.store_words(place, [k[cta * CHUNKS * 64 + row, word]])
-            w.store_words(place + tile, [q[cta * CHUNKS * 64 + row, word]])
         tiles.fence_shared()
         cute.arch.sync_threads()
         args = SimpleNamespace(g=g, beta=beta, a_log=a_log, dt_bias=bias)
@@ -87,26 +85,15 @@ class Harness:
             number = cta * CHUNKS + chunk
             inside = valid[number]
             gates = self.stage.gates(args, Int32(HEAD), number * 64, inside, thread)
-            place, result = smem + chunk * 2 * tile, results + chunk * OUT
-            self.stage.run(
-                place, place + tile, result, result + TILE, result + 2 * TILE, scratch, *gates, *parameters, inside,
-                thread, 2,
-            )  # fmt: skip
-        cute.arch.sync_threads()
-        if thread == 0:  # T and P by the async proxy, which is what reads them in a kernel
+            result = results + chunk * OUT
+            self.stage.run(smem + chunk * tile, result, result + TILE, scratch, *gates, *parameters, inside, thread, 2)
+            cute.arch.sync_threads()
+        if thread == 0:  # by the async proxy, which is what reads them in a kernel
             for chunk in cutlass.range_constexpr(CHUNKS):
                 target = out[cta * CHUNKS + chunk, None].iterator.toint()
-                w.asm(
-                    f"cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], {2 * TILE};",
-                    [],
-                    [target, results + chunk * OUT],
-                    effects=True,
-                )
+                text = f"cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], {OUT};"
+                w.asm(text, [], [target, results + chunk * OUT], effects=True)
             w.asm("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;", [], [], effects=True)
-        vectors = VECTORS["decay"] // 4 + 1
-        for at in cutlass.range(thread, CHUNKS * vectors, 128):
-            chunk, word = at // vectors, 2 * TILE // 4 + at % vectors
-            out[cta * CHUNKS + chunk, word] = w.load_words(results + chunk * OUT + word * 4, 1, cutlass.Uint32)[0]
 
 
 @functools.cache
@@ -116,29 +103,11 @@ def compiled(problem):
         return cute.compile(Harness(problem).host, Int64(0), runtime.make_fake_stream(), options=options)
 
 
-class Chunk:
-    """One chunk's input in fp64, rounded to the problem's types, NaN in the tokens from ``valid`` on."""
-
-    def __init__(self, problem, valid=64, *, spread=30.0, norm=1.0, g=-0.1, beta=None, seed=0):
-        rng = np.random.default_rng(seed)
-        k = rng.standard_normal((1, problem.key)) + spread * rng.standard_normal((CHUNK, problem.key))
-        q = rng.standard_normal((CHUNK, problem.key))
-        k, q = (x * norm / np.linalg.norm(x, axis=1, keepdims=True) for x in (k, q))
-        beta = rng.uniform(0, 1, CHUNK) if beta is None else np.broadcast_to(beta, CHUNK)
-        g = g(rng) if callable(g) else np.broadcast_to(g, CHUNK)
-        kinds = (problem.io, problem.io, problem.gate_dtype, problem.beta_dtype)
-        self.valid = valid
-        self.held = [torch.tensor(np.array(x)).to(TORCH[kind]) for x, kind in zip((k, q, g, beta), kinds, strict=True)]
-        for x in self.held:
-            x[valid:] = torch.nan
-        self.k, self.q, self.g, self.beta = (x[:valid].double().numpy() for x in self.held)
-
-
 def prepared(problem, chunks, **options):
     """What the kernel makes of the chunks, by name."""
     count = -(-len(chunks) // CHUNKS) * CHUNKS
     padded = [*chunks, *[chunks[-1]] * (count - len(chunks))]
-    k, q = (torch.cat([chunk.held[i] for chunk in padded]).contiguous() for i in range(2))
+    k = torch.cat([chunk.held[0] for chunk in padded]).contiguous()
     g, beta = (torch.full((count * 64, HEADS), torch.nan, dtype=chunks[0].held[i].dtype) for i in (2, 3))
     for i, x in ((2, g), (3, beta)):
         x[:, HEAD] = torch.cat([chunk.held[i] for chunk in padded])
@@ -146,9 +115,9 @@ def prepared(problem, chunks, **options):
     a_log, bias = (np.full(HEADS, np.nan, np.float32) for _ in range(2))
     a_log[HEAD], bias[HEAD] = A_LOG, BIAS
     out = np.zeros((count, OUT), np.uint8)
-    arrays = [k, q, g, beta, valid, a_log, bias, out]
+    arrays = [k, g, beta, valid, a_log, bias, out]
     addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x.ctypes.data for x in arrays]
-    block = HostBlock(np.array([*addresses, count], np.int64).tobytes(), tuple(range(0, 64, 8)), ())
+    block = HostBlock(np.array([*addresses, count], np.int64).tobytes(), tuple(range(0, 56, 8)), ())
     ptx_emulator.launch(compiled(problem), block, None, buffers=arrays, check="raise", **options)
     return [decoded(record) for record in out[: len(chunks)]]
 
@@ -156,22 +125,6 @@ def prepared(problem, chunks, **options):
 def check(problem, chunks, **options):
     for number, (chunk, found) in enumerate(zip(chunks, prepared(problem, chunks, **options), strict=True)):
         check_chunk(problem, chunk, found, number)
-
-
-def problem(key=64, io="bfloat16", **options):
-    return Problem("gdn", io, 1, 1, 1, key, 64, scale=0.125, **options)
-
-
-def spiked(rng):
-    """One reset of the state among weak gates."""
-    g = np.full(CHUNK, -1e-3)
-    g[20] = -1e4
-    return g
-
-
-def mixed(rng):
-    """Decays of all sizes, resets too."""
-    return -np.exp(rng.uniform(-9, 6, CHUNK))
 
 
 def test_gates_of_all_sizes_and_partial_chunks():

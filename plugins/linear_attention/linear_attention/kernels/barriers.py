@@ -2,11 +2,13 @@
 
     full, empty           of an operand stage: its tiles lie in shared memory [1: the loader]; they have been read [warps of the state]
     values, values_read   of a slab of V: likewise [1: its loader; warps of the state]
-    ready, free           of T, P and the vectors: likewise
+    ready, free           of T, the vectors and KDA's P: likewise
+    scores                of GDN's P and d: they lie in their place [score warps]; they have been read when ``free`` is complete
     staged, stored        of a slab of O: it lies in its place [warps of the state]; it has been read [1: the output warp]
     tail[2]               the loads of a last, partial chunk, before its rows past the end are cleared: operands, values [1]
 
 The counts in brackets are arrivals of a phase. In a cluster, ``empty`` and ``free`` are of the readers of both: either CTA fills places of both.
+The score warps have read a stage of operands when the scans have, which wait for their ``scores`` before.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class Barriers:
             "values_read": (values, _WARPS),
             "ready": (matrices, 1),
             "free": (matrices, _WARPS * cluster),
+            "scores": (matrices, _WARPS),
             "staged": (staging, _WARPS),
             "stored": (staging, 1),
         }

@@ -30,7 +30,7 @@ bytes each.
     fp32       16 rows of 64 bytes, of which those of 2, 3, 6, 7, 10, 11, 14, 15 trade their halves. Blocks (r, r) of N, and (r, r-1)
                with every second row in the place of its neighbour
 
-No access has bank conflicts. Imported by ``prepare_gdn`` and ``prepare_kda``.
+No access has bank conflicts. Imported by ``prepare_gdn`` and ``prepare_kda``; the size of blocks also by ``decays`` and ``scores_gdn``.
 """
 
 from __future__ import annotations

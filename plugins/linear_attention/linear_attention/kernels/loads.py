@@ -1,12 +1,12 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
 """The loader warps of the prefill: operand tiles of one chunk after the other, from memory into the rings. Imported by ``prefill``.
 
-One warp loads K and Q by TMA (gdn) or K~, Q~, K- (kda) and, into their own ring, T, P and the vectors. What is of a record comes by bulk
+One warp loads K and Q by TMA (gdn) or K~, Q~, K- (kda) and, into their own ring, T, the vectors and KDA's P. What is of a record comes by bulk
 copies of its images in the workspace. Another warp loads slabs of V by TMA.
 
 A chunk of fewer than 64 tokens is followed in memory by other sequences' tokens, NaN for all one knows. Its loads report to a barrier of
 their own; the warp clears the rows of K and V that are not the sequence's, and then reports the stage full itself. Rows of Q
-that are not the sequence's give rows of O that nobody stores.
+that are not the sequence's give rows of P and O that nobody stores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Loader:
         # (first byte, bytes) of what goes to a stage of operands, and from T on to a place of matrices
         self.tiles = ((0, record.q_in), (record.k_out, record.t - record.k_out)) if summary else ((0, record.t),)
         rest = record.decay - record.t, record.used - record.decay
-        self.squares = ((0, record.p - record.t), rest) if summary else ((0, sum(rest)),)
+        without = ((0, record.p - record.t), rest)
+        self.squares = without if summary and layout.prepared else ((0, sum(rest)),)
         self.barriers = Barriers(layout, cluster)
 
     def atoms(self, args: Args) -> tuple[Any, ...]:
@@ -130,7 +131,7 @@ class Loader:
         return args.workspace.toint() + (Int64(work.slot) * self.problem.heads + work.head) * self.record.size
 
     def load_matrices(self, smem: cute.Pointer, record: Int64, slot: Place) -> None:
-        """T, P and the vectors of a record. By one thread."""
+        """T, the vectors and KDA's P of a record. By one thread."""
         matrices, ready = self.layout.matrices, self.barriers.of(smem, "ready", slot.index)
         place = (smem + (matrices.start + slot.index * matrices.size)).toint()
         self.load_parts(place, record + self.record.t, self.squares, ready)

@@ -1,11 +1,12 @@
-# ruff: noqa: ANN201  the DSL reads return annotations
+# ruff: noqa: ANN201, SIM102  the DSL reads return annotations, and conditions of the trace stand apart
 """The prefill kernel of sm_90a. A CTA keeps 64 rows of a head's state in registers, from a sequence's first chunk to its last.
 
-    warpgroup 0   warp 0 loads K, Q, T and P, warp 1 loads V, warp 2 stores O, warp 3 writes the zeros of tokens of no sequence
+    warpgroup 0   warp 0 loads K, Q and records, warp 1 loads V, warp 2 stores O, warp 3 writes the zeros of tokens of no sequence
     warpgroup 1   the scan: see ``scan``
+    warpgroup 2   gdn: P and d, see ``scorer``; not in a summary
 
-T, P and the vectors of a chunk come from its record in the workspace (``records``). KDA's records have the tiles that the gates have gone
-into, too; GDN's K and Q are the tokens' own.
+T and the vectors of a chunk come from its record in the workspace (``records``). KDA's records have P and the tiles that the gates have
+gone into, too; GDN's K and Q are the tokens' own, and its P is made here: so no kernel writes it and only this one reads Q.
 
 Segments: with too few heads and sequences for the SMs, a sequence is cut into segments that are scanned side by side, in two passes.
 The first, the summary, leaves for every segment but the last
@@ -18,7 +19,7 @@ The first, the summary, leaves for every segment but the last
 and ``combine`` replaces rows 0 to V - 1 of slot s by the state behind segment s. The second pass starts every segment with the slot
 before it.
 
-Clusters: two CTAs with two slabs of one head read the same operands, T, P and vectors. Each loads half of them for both.
+Clusters: two CTAs with two slabs of one head read the same operands and records. Each loads half of them for both, and makes every second P.
 
 Launch: one CTA an SM, which takes one work item after the other. Dependent launches may begin as soon as every CTA has; none touches
 memory before griddepcontrol.wait.
@@ -42,12 +43,14 @@ from .gaps import zero_gaps
 from .loads import Loader
 from .output import Output
 from .scan import Places, Scan
+from .scorer import Scorer
 from .work import Work, locate
 
 __all__ = ["Prefill"]
 
-THREADS = 256
 WARPS = 4  # of a warpgroup
+# Of a thread, by warpgroup: the scan needs more than a third of an SM's registers.
+REGISTERS = {"loads": 80, "scan": 240, "scores": 184}
 
 
 class Prefill:
@@ -61,6 +64,7 @@ class Prefill:
         self.loader = Loader(problem, layout, self.cluster, summary=summary)
         self.output = Output(problem, layout, self.cluster)
         self.scan = Scan(problem, layout, self.cluster, summary=summary)
+        self.scorer: Any = None if layout.prepared or summary else Scorer(problem, layout, self.cluster)
 
     def launch(self, args: Args, stream: cuda.CUstream, ctas: Any = None) -> None:
         """One pass, by at most ``ctas`` CTAs (None: the SMs). For host code."""
@@ -70,7 +74,7 @@ class Prefill:
         inside = args._replace(q=None, k=None, v=None)
         self.kernel(self.loader.atoms(args), self.output.atom(args), inside, covered, items).launch(
             grid=[cutlass.min(items, ctas // self.cluster * self.cluster), 1, 1],
-            block=[THREADS, 1, 1],
+            block=[32 * WARPS * (3 if self.scorer else 2), 1, 1],
             cluster=[self.cluster, 1, 1],
             min_blocks_per_mp=1,
             use_pdl=True,
@@ -88,19 +92,26 @@ class Prefill:
             with cute.arch.elect_one():
                 self.barriers.init(smem)
             cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(self.scorer):
+            if warp >= 2 * WARPS:
+                self.scorer.clear(smem)
         self.meet()
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
-        if warp >= WARPS:
+        if cutlass.const_expr(self.scorer):
+            if warp >= 2 * WARPS:
+                cute.arch.setmaxregister_increase(REGISTERS["scores"])
+                self.make_scores(smem, args, covered, items)
+            elif warp >= WARPS:
+                cute.arch.setmaxregister_increase(REGISTERS["scan"])
+                self.scan_items(smem, args, covered, items)
+            else:
+                cute.arch.setmaxregister_decrease(REGISTERS["loads"])
+                self.load_items(warp, smem, loads, store, args, covered, items)
+        elif warp >= WARPS:
             self.scan_items(smem, args, covered, items)
-        elif warp == 0:
-            self.load(smem, loads, args, covered, items)
-        elif warp == 1:
-            self.load_values(smem, loads[0], args, covered, items)
-        elif warp == 2:
-            self.store(smem, store, args, covered, items)
         else:
-            self.zero(args, covered, items)
+            self.load_items(warp, smem, loads, store, args, covered, items)
         if cutlass.const_expr(self.cluster > 1):  # the other CTA may still report here
             cute.arch.sync_warp()
             self.meet()
@@ -117,6 +128,20 @@ class Prefill:
 
     def locate(self, args: Args, covered: Int32, number: Int32) -> Work:
         return locate(self.problem, args, self.slabs, covered, number)
+
+    @cute.jit
+    def load_items(
+        self, warp: Int32, smem: cute.Pointer, loads: tuple, store: tuple, args: Args, covered: Int32, items: Int32
+    ):
+        """Of warpgroup 0."""
+        if warp == 0:
+            self.load(smem, loads, args, covered, items)
+        elif warp == 1:
+            self.load_values(smem, loads[0], args, covered, items)
+        elif warp == 2:
+            self.store(smem, store, args, covered, items)
+        else:
+            self.zero(args, covered, items)
 
     @cute.jit
     def load(self, smem: cute.Pointer, loads: tuple, args: Args, covered: Int32, items: Int32):
@@ -165,4 +190,12 @@ class Prefill:
         places = Places(*(Place(Int32(0), Int32(0)) for _ in range(4)))
         while number < items:
             places = self.scan.run(smem, args, self.locate(args, covered, number), places)
+            number += step
+
+    @cute.jit
+    def make_scores(self, smem: cute.Pointer, args: Args, covered: Int32, items: Int32):
+        number, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        stage, slot = Place(Int32(0), Int32(0)), Place(Int32(0), Int32(0))
+        while number < items:
+            stage, slot = self.scorer.run(smem, self.locate(args, covered, number), stage, slot)
             number += step

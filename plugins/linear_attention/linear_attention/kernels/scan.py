@@ -10,9 +10,10 @@ For every chunk, with columns j of a token, and h() and k() roundings to ``layou
     X  = decay X + k(U c_j) K-                   issued first, waited for last
     O  = d_i O1 + h(U) P^T                       waited for in the next chunk
 
-Prepared tiles have a, c and d in them: GDN alone has these vectors. And in GDN alone k() may have 8 bits: of a work item's last chunk
-U c_j - k(U c_j) is added too. Where its keys are the same, updates take each other back and their roundings add up, to 1.7e-2 of the
-state with beta near 1; those of earlier chunks are corrected by products of later ones, as long as the keys stay the same. The warpgroup's warps meet nowhere in the loop: a warp's
+Prepared tiles have a, c and d in them: GDN alone has these vectors, and a warpgroup that makes d and P meanwhile (``scorer``). And in GDN alone
+k() may have 8 bits: of a work item's last chunk U c_j - k(U c_j) is added too. Where its keys are the same, updates take each other back
+and their roundings add up, to 1.7e-2 of the state with beta near 1; those of earlier chunks are corrected by products of later ones, as long
+as the keys stay the same. The warpgroup's warps meet nowhere in the loop: a warp's
 16 rows of V are its own, in the slab of V, in X and in the slab of O.
 """
 
@@ -26,9 +27,11 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from ..layout import MMA, PANEL_BYTES, PrefillLayout
 from ..problem import CHUNK, SLAB, Problem
+from ..records import VECTORS
 from . import tiles
 from .arguments import ELEMENTS, Args, state_row
 from .barriers import Barriers, Place, advanced
+from .warp import exp2
 from .work import Work
 
 __all__ = ["Places", "Scan"]
@@ -36,7 +39,6 @@ __all__ = ["Places", "Scan"]
 _STEPS = CHUNK // tiles.K_STEP  # along tokens
 _LINE_STEPS = tuple(32 * step for step in range(_STEPS))  # bytes between K steps of a line
 Values = Sequence[Float32]
-_A, _C, _D, _DECAY = 0, 256, 512, 768  # bytes, in the vectors
 
 
 class Places(NamedTuple):
@@ -93,7 +95,7 @@ class Scan:
         r = tuple(tiles.multiply(self.keys, CHUNK, words, tiles.k_major(place), self.key_steps))
         for chunk in cutlass.range(work.chunks, unroll=1):
             t = base + (matrices.start + slot.index * matrices.size)
-            vectors = t + 2 * PANEL_BYTES
+            vectors = t + self.layout.vectors
             self.barriers.wait(smem, "values", value.index, value.phase)
             v = self.values(base + (self.layout.values.start + value.index * PANEL_BYTES) + across)
             tiles.wait(0)
@@ -101,13 +103,15 @@ class Scan:
             if cutlass.const_expr(not self.summary):
                 o = tiles.multiply(self.keys, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
             self.barriers.wait(smem, "ready", slot.index, slot.phase)
-            u, y = self.issue_u(t, y, self.unpacked(work, v), self.columns(vectors + _A, lane))
+            u, y = self.issue_u(t, y, self.unpacked(work, v), self.columns(vectors + VECTORS["a"], lane))
             if lane == 0:
                 self.barriers.arrive(smem, "values_read", value.index)
             x = self.decayed(x, vectors, lane)
-            c = self.columns(vectors + _C, lane)
+            c = self.columns(vectors + VECTORS["c"], lane)
             if cutlass.const_expr(not self.summary):
-                d = self.columns(vectors + _D, lane)
+                if cutlass.const_expr(self.scaled):
+                    self.barriers.wait(smem, "scores", slot.index, slot.phase)
+                d = self.columns(t + self.layout.d, lane)
                 tiles.wait(1)
                 o = self.times(tiles.landed(o), d)
             after, more = stage, chunk < work.chunks - 1
@@ -124,7 +128,7 @@ class Scan:
             x, update = self.issue_x(place, update, x)
             if cutlass.const_expr(not self.summary):
                 u = tuple(tiles.packed(MMA, u)) if self.scaled else update
-                o = tiles.multiply(MMA, CHUNK, u, tiles.k_major(t + PANEL_BYTES), _LINE_STEPS, o)
+                o = tiles.multiply(MMA, CHUNK, u, tiles.k_major(t + self.layout.p), _LINE_STEPS, o)
                 tiles.wait(1)
             else:
                 tiles.wait(0)
@@ -220,7 +224,9 @@ class Scan:
         """X times the decay of the chunk: one for all, or one a channel."""
         if not self.scaled:
             return tuple(self.times(x, self.pairs(vectors, lane, self.problem.key)))
-        decay = tiles.load_value(vectors + _DECAY)
+        decay = exp2(
+            tiles.load_value(vectors + VECTORS["sums"] + 4 * (CHUNK - 1))
+        )  # of the last token: G stands still behind it
         return tuple(value * decay for value in x)
 
     @staticmethod

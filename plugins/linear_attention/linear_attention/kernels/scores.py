@@ -2,7 +2,7 @@
 
 Tiles are those of ``tiles``: [64 tokens x K channels] in panels of 64 channels, 128-byte swizzle, at 1024-byte boundaries. Value
 4b + 2h + e of a thread is row 16 warp + g + 8h and column 8b + 2t + e, with g = lane / 4 and t = lane % 4; values 8b to 8b + 7 are the
-fragment of block b (``warp``). Imported by ``prepare_gdn``.
+fragment of block b (``warp``). Imported by ``prepare_gdn`` and ``scores_gdn``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from ..problem import CHUNK
 from . import warp as w
 from .tiles import K_STEP, assembly, k_major
 
-__all__ = ["diagonal", "issue", "squares"]
+__all__ = ["NORM_EPSILON", "diagonal", "issue", "squares"]
 
+NORM_EPSILON = 1e-6
+"""What is added to a row's sum of squares, of which 1 / sqrt is its norm factor."""
 _STEPS = 64 // K_STEP  # of a panel
 _VALUES = CHUNK * CHUNK // 128  # of a thread
 _NAMES = {"bfloat16": "bf16", "float16": "f16"}
