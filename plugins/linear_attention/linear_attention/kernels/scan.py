@@ -4,10 +4,10 @@
 For every chunk, with columns j of a token, and h() and k() roundings to ``layout.MMA`` and to the type of K~, Q~ and K-:
 
     R  = k(X) K~^T                               issued first, behind the O of the chunk before, which is rounded and staged now
-    O1 = k(X) Q~^T                               runs while Y is made
+    O1 = k(X) Q~^T                               half of it runs while Y is made, half while U c_j is
     Y  = V^T - a_j R
-    U  = h(Y) T^T                                meanwhile O1 is scaled by d_i
-    X  = decay X + k(U c_j) K-                   issued first, waited for last
+    U  = h(Y) T^T                                waits for half of O1 only
+    X  = decay X + k(U c_j) K-                   meanwhile O1 is scaled by d_i
     O  = d_i O1 + h(U) P^T                       waited for in the next chunk
 
 Prepared tiles have a, c and d in them: GDN alone has these vectors, and a warpgroup that makes d and P meanwhile (``scorer``). And in GDN alone
@@ -101,33 +101,35 @@ class Scan:
             tiles.wait(0)
             y, v = tiles.landed(r), tiles.landed(v)
             if cutlass.const_expr(not self.summary):
-                o = tiles.multiply(self.keys, CHUNK, words, tiles.k_major(place + self.layout.q), self.key_steps)
+                queries, half = tiles.k_major(place + self.layout.q), len(self.key_steps) // 2
+                o = tiles.multiply(self.keys, CHUNK, words[: 4 * half], queries, self.key_steps[:half])
             self.barriers.wait(smem, "ready", slot.index, slot.phase)
             u, y = self.issue_u(t, y, self.unpacked(work, v), self.columns(vectors + VECTORS["a"], lane))
             if lane == 0:
                 self.barriers.arrive(smem, "values_read", value.index)
             x = self.decayed(x, vectors, lane)
             c = self.columns(vectors + VECTORS["c"], lane)
-            if cutlass.const_expr(not self.summary):
-                if cutlass.const_expr(self.scaled):
-                    self.barriers.wait(smem, "scores", slot.index, slot.phase)
-                d = self.columns(t + self.layout.d, lane)
-                tiles.wait(1)
-                o = self.times(tiles.landed(o), d)
             after, more = stage, chunk < work.chunks - 1
             if more:
                 after = advanced(stage, operands.count)
             self.barriers.wait(smem, "full", after.index, after.phase)
             tiles.wait(0)
-            tiles.kept(words)
             tiles.kept(y)
             u = tuple(tiles.landed(u))
             update = self.times(u, c)
             if cutlass.const_expr(self.scaled):
                 x = self.refined(not more, place, update, x)
+            if cutlass.const_expr(not self.summary):
+                o = tiles.multiply(self.keys, CHUNK, words[4 * half :], queries, self.key_steps[half:], tiles.landed(o))
             x, update = self.issue_x(place, update, x)
             if cutlass.const_expr(not self.summary):
                 u = tuple(tiles.packed(MMA, u)) if self.scaled else update
+                if cutlass.const_expr(self.scaled):
+                    self.barriers.wait(smem, "scores", slot.index, slot.phase)
+                d = self.columns(t + self.layout.d, lane)
+                tiles.wait(1)
+                tiles.kept(words)
+                o = self.times(tiles.landed(o), d)
                 o = tiles.multiply(MMA, CHUNK, u, tiles.k_major(t + self.layout.p), _LINE_STEPS, o)
                 tiles.wait(1)
             else:
