@@ -27,10 +27,10 @@ BARRIER = 3
 class Inverses:
     """a[i] = (I - n[i])^-1 where the kernel writes: block (r, c) for r >= c. ``words``: addresses of n and a, number of matrices.
 
-    ``halves``: all blocks below the diagonal are halves, as callers of ``unit_lower_inverse`` write them."""
+    ``halves``: all blocks below the diagonal are halves, as callers of ``unit_lower_inverse`` write them. ``grouped``: its."""
 
-    def __init__(self, halves):
-        self.halves = halves
+    def __init__(self, halves, grouped):
+        self.halves, self.grouped = halves, grouped
 
     @cute.jit
     def host(self, words: Int64, stream: cuda.CUstream):
@@ -57,7 +57,7 @@ class Inverses:
 
         if cutlass.const_expr(self.halves):
             cute.arch.sync_threads()
-            inverse.unit_lower_inverse(scratch, thread, BARRIER, emit)
+            inverse.unit_lower_inverse(scratch, thread, BARRIER, emit, grouped=self.grouped)
         else:
             inverse.invert_diagonal(scratch, warp, lane)
             cute.arch.barrier(barrier_id=BARRIER, number_of_threads=128)
@@ -98,20 +98,20 @@ def fragment(lane):
 
 
 @functools.cache
-def compiled(folder, halves):
+def compiled(folder, halves, grouped):
     options = f"--gpu-arch sm_90a --keep-ptx --keep-cubin --enable-tvm-ffi --dump-dir {folder}"
-    return cute.compile(Inverses(halves).host, Int64(0), runtime.make_fake_stream(), options=options)
+    return cute.compile(Inverses(halves, grouped).host, Int64(0), runtime.make_fake_stream(), options=options)
 
 
 @pytest.fixture(scope="module")
 def inverses(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inverse")
 
-    def run(n, halves=False, **options):
+    def run(n, halves=False, grouped=False, **options):
         n = np.ascontiguousarray(n, np.float32)
         a = np.full_like(n, np.nan)
         block = HostBlock(np.array([n.ctypes.data, a.ctypes.data, len(n)], np.int64).tobytes(), (0, 8), ())
-        ptx_emulator.launch(compiled(folder, halves), block, None, buffers=[n, a], check="raise", **options)
+        ptx_emulator.launch(compiled(folder, halves, grouped), block, None, buffers=[n, a], check="raise", **options)
         return a
 
     return run
@@ -152,6 +152,17 @@ def test_inverse_has_the_error_of_16_bit_products(inverses, halves):
         want = exact(np.nan_to_num(matrix))
         error = abs(a - want)[below].max() / abs(want).max()
         assert error < bound, name
+
+
+def test_groups_of_8_that_are_identities(inverses):
+    """What blocks of 8 x 8 zeros on the diagonal leave out of the substitution changes no bit."""
+    n = np.stack([keys(*keyed) for keyed, _ in CASES.values()])
+    n *= 1 - np.kron(np.eye(SIZE // 8, dtype=np.float32), np.ones((8, 8), np.float32))
+    found = inverses(n, halves=True, grouped=True)
+    for (name, (_, bound)), a, matrix in zip(CASES.items(), found, n, strict=True):
+        want = exact(matrix)
+        assert abs(np.nan_to_num(a) - want).max() / abs(want).max() < bound, name
+    np.testing.assert_array_equal(found, inverses(n, halves=True))
 
 
 def test_ones_and_zeros_are_exact(inverses):

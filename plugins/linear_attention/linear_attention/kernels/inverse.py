@@ -83,28 +83,29 @@ def put_diagonal(scratch: Int32, index: Any, values: Sequence[Float32], lane: In
     _put_floats(_diagonal(scratch, index), [*corners[:2], *values[2:4], zero, zero, *corners[2:]], lane, 0)
 
 
-def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: Emit) -> None:
+def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: Emit, *, grouped: bool = False) -> None:
     """Warp c of the warpgroup (``thread`` 0 to 127) makes column c of blocks of A = (I - N)^-1, see ``columns``.
 
     N has been written, with a barrier since: *all* blocks below the diagonal as halves, those on it as fp32 with zeros on and above their
     diagonals, but for columns 8-15 of rows 0-7, which need not be there. One meeting at barrier ``named_barrier`` of 128 threads. Scratch may be written again after the warpgroup has met once more.
+    ``grouped``: the blocks of 8 x 8 on the diagonal of N are zeros, which saves most of the substitution.
     """
     lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
     _complete(scratch, warp, lane)
-    invert_diagonal(scratch, warp, lane)
+    invert_diagonal(scratch, warp, lane, grouped=grouped)
     cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
     columns(scratch, warp, lane, emit)
 
 
-def invert_diagonal(scratch: Int32, index: Any, lane: Int32) -> None:
-    """D and Z of row ``index`` of blocks, in place. By warp ``index``, which has put the two blocks."""
+def invert_diagonal(scratch: Int32, index: Any, lane: Int32, *, grouped: bool = False) -> None:
+    """D and Z of row ``index`` of blocks, in place. By warp ``index``, which has put the two blocks. ``grouped``: see ``unit_lower_inverse``."""
     diagonal, beside = _diagonal(scratch, index), scratch + block_number(index, index - 1) * _BYTES
     if isinstance(index, int):
         beside = beside if index else diagonal
     else:
         beside = cutlass.select_(index == 0, diagonal, beside)
     cute.arch.sync_warp()
-    _substitute(diagonal, beside, lane)
+    _substitute(diagonal, beside, lane, grouped)
 
 
 def columns(scratch: Int32, warp: Int32, lane: Int32, emit: Emit, *, besides: Callable[[], None] | None = None) -> None:
@@ -162,9 +163,10 @@ def _joined(halves: Sequence[Sequence[Uint32]]) -> list[Float32]:
     return [value for first, rest in zip(*halves, strict=True) for value in w.joined(first, rest)]
 
 
-def _substitute(diagonal: Int32, beside: Int32, lane: Int32) -> None:
+def _substitute(diagonal: Int32, beside: Int32, lane: Int32, grouped: bool) -> None:
     """D from N_rr at ``diagonal`` and Z from N_r,r-1 at ``beside``, in place: lane j makes column j of D - I = N_rr + N_rr (D - I), lane 16 + j
     that of Z = N_r,r-1 + N_rr Z. They store rows of the transposes. Four columns of N_rr at a time: sums of rows do not wait for each other.
+    ``grouped``: rows 8-15 take what columns 0-7 have for them, all else are zeros.
     """
     column, second = lane % BLOCK, lane >> 4
     own = w.chosen(second == 1, beside, diagonal)
@@ -175,15 +177,14 @@ def _substitute(diagonal: Int32, beside: Int32, lane: Int32) -> None:
     for row in range(BLOCK):
         turned = starts[(row >> 1) & 1]
         x.append(w.load_words(turned + (-step if row % 2 else step) + row * 64, 1)[0])
-    for quad in range(BLOCK // 4):
-        first = 4 * quad
-        rows = range(first + 1, BLOCK)
+    for first in range(0, BLOCK // 2 if grouped else BLOCK, 4):
+        quad, rows = first // 4, range(BLOCK // 2 if grouped else first + 1, BLOCK)
         entries = {row: w.load_words(diagonal + row * 64 + (quad ^ (row & 2)) * 16, 4) for row in rows}
-        for row in rows[:3]:
+        for row in range(rows.start, first + 4):
             for i in range(row - first):
                 x[row] = x[row] + entries[row][i] * x[first + i]
         for i in range(4):
-            for row in rows[3:]:
+            for row in range(max(rows.start, first + 4), BLOCK):
                 x[row] = x[row] + entries[row][i] * x[first + i]
     halves = list(zip(*(w.split(x[i], x[i + 1]) for i in range(0, BLOCK, 2)), strict=True))
     cute.arch.sync_warp()  # all lanes have read the blocks

@@ -69,7 +69,7 @@ def write_t(
         piece = (2 * c + matrix % 2) ^ line
         store_matrices(tile + (BLOCK * r + matrix // 2 * 8 + line) * LINE + (piece << 4), words, transposed=True)
 
-    unit_lower_inverse(scratch, thread, named_barrier, emit)
+    unit_lower_inverse(scratch, thread, named_barrier, emit, grouped=True)
     cute.arch.sync_warp()
     pieces = [piece_of(block, lane, warp) for block in range(BLOCKS)]
     for place, words in [(place, load_words(tile + place, 4)) for place in pieces]:

@@ -19,7 +19,7 @@ Operands have the norms and the scale in them and are rounded once, to ``layout.
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 23,700 instructions of a warp with everything in it, and spills 0 to 3 registers of a thread. Two share an SM, as registers and
+A CTA of 128 channels runs 23,400 instructions of a warp with everything in it, and spills 0 to 3 registers of a thread. Two share an SM, as registers and
 shared memory allow, of 64 channels three. When 18 registers of a thread were spilled, that traffic through the L2 cache was as large as the
 records'. It is touchy: what is live across the barriers, and the order of stores behind them, make 0 or 20 of it.
 
