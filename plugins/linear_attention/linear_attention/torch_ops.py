@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import cudnn_core
 
 from .contents import check_contents
 from .errors import GradientError, InputError
-from .graphs import Configuration, Layout, room
+from .graphs import Configuration, Layout, build, room
 from .ops import MOST_TOKENS
 from .plans import PlanEntry, plan_for, run
 
@@ -111,6 +112,10 @@ def _check_gate_form(x: Arguments) -> None:
             raise InputError("is of the sigmoid form, gate_activation is softplus", argument="gate_lower_bound")
         if x["gate_domain"] != "log":
             raise InputError("safe_gate takes logits, not gates", argument="gate_domain")
+        heads, channels = max(x["q"].shape[1], x["v"].shape[1]), x["q"].shape[2]
+        for port, sizes in (("a_log", (heads,)), ("dt_bias", (heads, channels))):
+            if x[port] is not None and tuple(x[port].shape) != sizes:  # pointwise nodes would spread it
+                raise InputError(f"has sizes {tuple(x[port].shape)}, needs {sizes}", argument=port)
 
 
 def _most(op: str, x: Arguments) -> int:
@@ -222,8 +227,6 @@ def recipe(op: str, x: Arguments) -> Recipe:
     softplus = op == "kda" and x["gate_activation"] == "softplus"  # pointwise nodes take operands of one rank
     lifted = frozenset(port for port in ("a_log", "dt_bias") if softplus and x[port] is not None)
     found = Recipe(None, hint, made, frozenset(), lifted, x["state_layout"] == "k_major", x["overwrite_initial_state"])
-    if 0 in hint.values():
-        return found
     inputs, outputs, _ = operands(found, x)
     written = {"initial_state"} if found.overwrites else set()
     copied = frozenset(port for port, tensor in inputs.items() if port not in written and not _readable(port, tensor))
@@ -240,6 +243,9 @@ def recipe(op: str, x: Arguments) -> Recipe:
         room(hint["tokens"], _LEAST_TOKENS),
         room(hint["sequences"], _LEAST_SEQUENCES),
     )
+    if 0 in hint.values():
+        build(configuration)[0].freeze()  # the row's rules hold without a token, too
+        return found
     return found._replace(configuration=configuration)
 
 
@@ -283,9 +289,9 @@ def _run(op: str, x: Arguments) -> dict[str, Tensor]:
         _recipes[key] = known = (made, entry)
     found, entry = known
     call = operands(found, x)
+    check_contents(call.inputs, "" if x["safe_gate"] else x["gate_domain"], x["check"])
     if entry is None:
         return _nothing(call.made, x)
-    check_contents(call.inputs, "" if x["safe_gate"] else x["gate_domain"], x["check"])
     run(entry, {**call.inputs, **call.outputs})
     return call.made
 
@@ -356,13 +362,20 @@ def _define(qualified: str, op: str, schema: str, overwrite: bool, results: list
 
 
 def _inference_only(name: str, *args: Any, **kwargs: Any) -> Any:
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (*args, *kwargs.values())):
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    if (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)) or any(map(_has_tangent, tensors)):
         raise GradientError(
-            f"linear_attention.{name.removesuffix('_overwrite_state')} has no backward yet: call it under torch.no_grad() or"
+            f"linear_attention.{name.removesuffix('_overwrite_state')} has no derivatives yet: call it under torch.no_grad() or"
             " torch.inference_mode()"
         )
     with torch._C._AutoDispatchBelowAutograd():
         return getattr(torch.ops.linear_attention, name)(*args, **kwargs)
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Whether forward-mode differentiation goes through ``x``."""
+    level = forward_ad._current_level
+    return level >= 0 and forward_ad.unpack_dual(x, level=level).tangent is not None
 
 
 # Not torch.library.custom_op: its first call imports the compiler, which takes seconds.

@@ -108,6 +108,45 @@ def test_no_sequences_zero_the_tokens(op):
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("change", "culprit"),
+    [
+        ({"k": lambda k: k[:, :, :7]}, "k"),
+        ({"v": lambda v: v.int()}, "v"),
+        ({"beta": lambda beta: beta[:, :1]}, "beta"),
+        ({"gate_domain": "zzz"}, "gate_domain"),
+        ({"cu_seqlens": torch.tensor([5, 3, 9], dtype=torch.int32)}, "cu_seqlens"),
+        ({"initial_state": torch.zeros(1, 3, 5, 7)}, "initial_state"),
+    ],
+)
+def test_calls_without_tokens_obey_the_rules_too(op, change, culprit):
+    x = part(inputs(op, 5, "cpu"), 0, 0)
+    x |= {name: to(x[name]) if callable(to) else to for name, to in change.items()}
+    with pytest.raises((la.InputError, cudnn_core.GraphError), match=culprit):
+        PREFILL[op](**x, output_final_state=True)
+
+
+@pytest.mark.parametrize(
+    ("port", "shape"), [("a_log", (1,)), ("dt_bias", (1, 64)), ("dt_bias", (4, 1)), ("dt_bias", (3, 64))]
+)
+def test_softplus_gates_spread_no_parameter(port, shape):
+    form = {"safe_gate": True, "gate_activation": "softplus"}
+    with pytest.raises(la.InputError, match=port):
+        la.kimi_delta_attention(**inputs("kda", 5, "cpu"), **form, **{port: torch.ones(shape)})
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, at the first jvp
+def test_forward_mode_derivatives_are_refused(op):
+    x = inputs(op, 5, "cpu")
+    q = x.pop("q")
+    with pytest.raises(la.GradientError, match="no derivatives yet"):
+        torch.func.jvp(lambda q: PREFILL[op](q, **x)[0], (q,), (q,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(la.GradientError):
+        PREFILL[op](torch.autograd.forward_ad.make_dual(q, q), **x)
+
+
+@BOTH
 def test_channels_that_lie_apart_are_copied_and_expanded_gates_too(op):
     x = inputs(op, 6, "cpu")
     want = PREFILL[op](**x)[0]
@@ -386,7 +425,7 @@ def test_a_gradient_is_a_clear_error_until_there_is_one(op):
     x["v"].requires_grad_()
     with pytest.raises(la.GradientError, match=r"torch\.no_grad"):
         PREFILL[op](**x)
-    with pytest.raises(la.GradientError, match="decode has no backward yet"):
+    with pytest.raises(la.GradientError, match="decode has no derivatives yet"):
         DECODE[op](**x, initial_state=torch.zeros(4, 4, 64, 64), **IN_PLACE)
     with torch.no_grad():
         assert not PREFILL[op](**x)[0].requires_grad

@@ -33,7 +33,7 @@ class Owner(NamedTuple):
 
 
 def find_chunk(args: Args, slot: Int32) -> Chunk:
-    """By a warp. Where boundaries decrease, some chunks are found by no slot, or by several."""
+    """By a warp. Where boundaries decrease, some chunks are found by no slot, or by several: their records are undefined."""
     owner = Owner(Int32(0), Int32(0), args.tokens) if args.cu_seqlens is None else _owner(args, slot)
     before = (slot - owner.start // CHUNK - owner.sequence) * CHUNK
     valid = cutlass.min(owner.stop - owner.start - before, Int32(CHUNK))
