@@ -17,11 +17,12 @@ __all__ = ["check_contents"]
 Tensors = dict[str, Tensor]
 
 
-def check_contents(tensors: Tensors, gates: str, check: bool | None) -> None:
+def check_contents(tensors: Tensors, gates: str, check: bool | None, most: int | None = None) -> None:
     """Raise InputError for values that have no meaning. By port, of one device.
 
     gates  "log": g <= 0; "linear": g in [0, 1]; "": g holds logits, which may be anything
     check  None: if the tensors are on the CPU
+    most   tokens of a sequence, at most; None: any number
     """
     if check is None:
         check = tensors["q"].device.type == "cpu"
@@ -29,7 +30,7 @@ def check_contents(tensors: Tensors, gates: str, check: bool | None) -> None:
         return
     tokens = tensors["q"].shape[0]
     if "cu_seqlens" in tensors:
-        _check_boundaries(tensors["cu_seqlens"], tokens)
+        _check_boundaries(tensors["cu_seqlens"], tokens, most)
     if "state_indices" in tensors:
         _check_slots(tensors["state_indices"], tensors["initial_state"].shape[0])
     if "num_accepted_tokens" in tensors:
@@ -38,7 +39,7 @@ def check_contents(tensors: Tensors, gates: str, check: bool | None) -> None:
         _check_gates(tensors["g"], gates)
 
 
-def _check_boundaries(cu_seqlens: Tensor, tokens: int) -> None:
+def _check_boundaries(cu_seqlens: Tensor, tokens: int, most: int | None) -> None:
     bounds = cu_seqlens.tolist()
     if bounds and bounds[0] != 0:
         raise InputError(f"must start at 0, starts at {bounds[0]}", argument="cu_seqlens")
@@ -47,6 +48,9 @@ def _check_boundaries(cu_seqlens: Tensor, tokens: int) -> None:
             raise InputError(f"decreases from {start} to {stop} at position {position}", argument="cu_seqlens")
     if bounds and bounds[-1] > tokens:
         raise InputError(f"ends at {bounds[-1]}, past the {tokens} tokens", argument="cu_seqlens")
+    for sequence, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        if most is not None and stop - start > most:
+            raise InputError(f"sequence {sequence} has {stop - start} tokens, of at most {most}", argument="cu_seqlens")
 
 
 def _check_slots(state_indices: Tensor, rows: int) -> None:

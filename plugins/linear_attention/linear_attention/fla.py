@@ -104,6 +104,9 @@ def fused_recurrent_gated_delta_rule(
     if beta is None:
         beta = q.new_ones((*q.shape[:2], heads), dtype=torch.float32)
     if gk is not None:
+        _gate("gk", gk, q, (*q.shape[:2], heads, q.shape[3]))
+        if g is not None:
+            _gate("g", g, q, (*q.shape[:2], heads))
         gates, functions = gk if g is None else gk + g.unsqueeze(-1), _KDA
     else:
         gates, functions = q.new_zeros((*q.shape[:2], heads), dtype=torch.float32) if g is None else g, _GDN
@@ -146,7 +149,7 @@ def chunk_kda(
     named = _keywords(kwargs, state_v_first, "A_log", "dt_bias")
     if safe_gate and use_gate_in_kernel and lower_bound is None:
         raise InputError("must be given with safe_gate and use_gate_in_kernel", argument="lower_bound")
-    gate = _kda_gate(use_gate_in_kernel, lower_bound, named.get("A_log"), named.get("dt_bias"), q)
+    gate = _kda_gate(use_gate_in_kernel, lower_bound, named.get("A_log"), named.get("dt_bias"), q, v)
     options = {
         "scale": scale, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "allow_neg_eigval": allow_neg_eigval,
         "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel, **gate,
@@ -178,7 +181,7 @@ def fused_recurrent_kda(
     """Kimi delta attention; up to 8 tokens run as a decode step. The gate as in ``chunk_kda``."""
     _tokens(q=q, k=k, v=v)
     _keywords(kwargs, state_v_first)
-    gate = _kda_gate(use_gate_in_kernel, lower_bound, A_log, dt_bias, q)
+    gate = _kda_gate(use_gate_in_kernel, lower_bound, A_log, dt_bias, q, v)
     options = {
         "scale": scale, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "allow_neg_eigval": allow_neg_eigval,
         "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel, **gate,
@@ -217,6 +220,21 @@ def _keywords(kwargs: dict[str, Any], state_v_first: bool, *known: str) -> dict[
     return kwargs
 
 
+def _floating(name: str, tensor: Tensor) -> None:
+    """Of what is widened or added here, where a type that the ops would refuse is lost."""
+    if not tensor.is_floating_point():
+        raise InputError(f"has type {str(tensor.dtype).removeprefix('torch.')}, needs a floating one", argument=name)
+
+
+def _gate(name: str, gate: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
+    """What must hold of gates that are added: a sum would broadcast them, and has no name."""
+    if tuple(gate.shape) != shape:
+        raise InputError(f"is of {tuple(gate.shape)}, needs {shape}", argument=name)
+    if gate.device != q.device:
+        raise InputError(f"is on {gate.device}, q is on {q.device}", argument=name)
+    _floating(name, gate)
+
+
 def _softplus_gate(named: dict[str, Any]) -> dict[str, Any]:
     """The gate options of gated_delta_net. fla ignores A_log and dt_bias without use_gate_in_kernel."""
     if not named.get("use_gate_in_kernel"):
@@ -227,12 +245,15 @@ def _softplus_gate(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kda_gate(
-    in_kernel: bool, lower_bound: float | None, a_log: Tensor | None, dt_bias: Tensor | None, q: Tensor
+    in_kernel: bool, lower_bound: float | None, a_log: Tensor | None, dt_bias: Tensor | None, q: Tensor, v: Tensor
 ) -> dict[str, Any]:
     if not in_kernel:
         return {}
     if dt_bias is not None:
-        dt_bias = dt_bias.reshape(-1, q.shape[-1])
+        heads, channels = max(q.shape[2], v.shape[2]), q.shape[3]
+        if dt_bias.numel() != heads * channels:
+            raise InputError(f"has {dt_bias.numel()} elements, needs {heads} x {channels}", argument="dt_bias")
+        dt_bias = dt_bias.reshape(heads, channels)
     if lower_bound is not None:
         return {"safe_gate": True, "gate_lower_bound": lower_bound, "a_log": a_log, "dt_bias": dt_bias}
     if a_log is None:
@@ -256,15 +277,20 @@ def _batched(
             raise InputError("is missing", argument=name)
         if tuple(tensor.shape[:2]) != (batch, length):
             raise InputError(f"is of {tuple(tensor.shape[:2])} tokens, q of {(batch, length)}", argument=name)
+    initial, final, v_first = states
+    for name, tensor, rank in (("cu_seqlens", cu_seqlens, 1), ("initial_state", initial, 4)):
+        if tensor is not None and tensor.ndim != rank:
+            raise InputError(f"has {tensor.ndim} dimensions, needs {rank}", argument=name)
     if cu_seqlens is not None and batch != 1:
         raise InputError(f"goes with a batch of 1, not of {batch}: flatten the sequences", argument="cu_seqlens")
-    initial, final, v_first = states
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if initial is not None and initial.shape[0] != sequences:
         raise InputError(f"has {initial.shape[0]} states for {sequences} sequences", argument="initial_state")
     if initial is not None and initial.dtype != torch.float32:
+        _floating("initial_state", initial)
         initial = initial.float()  # final_state is float32, and of initial_state's type
     if beta.dtype not in (torch.float32, q.dtype):
+        _floating("beta", beta)
         beta = beta.float()
     packed = [tensor.flatten(0, 1) for tensor in (q, k, v, g, beta)]
     step = (

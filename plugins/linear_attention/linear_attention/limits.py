@@ -10,8 +10,9 @@ from .records import record_slots
 
 __all__ = ["GRID_LIMIT", "MOST_TOKENS", "STRIDE_LIMIT", "ctas"]
 
-MOST_TOKENS = 2**28
-"""Pieces of 16 bytes of a slab's rows of O are counted in int32."""
+MOST_TOKENS = 2**28 - 2**12
+"""The pieces of 16 bytes of a slab's rows of O, 8 a token, are counted in int32: 2^28 tokens have 2^31. Threads of a CTA count in
+steps of their number, at most 1,024, so that the step past the last piece must fit too: 2^12 tokens leave room for 2^15."""
 GRID_LIMIT = 2**31 - 1
 """CTAs along x."""
 STRIDE_LIMIT = 2**40

@@ -220,6 +220,57 @@ def test_what_is_refused(function):
                 function(**x, **{name: value})
 
 
+@EVERY
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("initial_state", torch.tensor(0.0), "has 0 dimensions, needs 4"),
+        ("initial_state", torch.zeros(1, HV, SIZE), "has 3 dimensions, needs 4"),
+        ("initial_state", torch.zeros(1, HV, SIZE, SIZE, dtype=torch.int32), "has type int32"),
+        ("initial_state", torch.zeros(1, HV, SIZE, SIZE, dtype=torch.complex64), "has type complex64"),
+        ("cu_seqlens", torch.tensor(7), "has 0 dimensions, needs 1"),
+        ("beta", torch.ones(1, 7, HV, dtype=torch.int32), "has type int32"),
+    ],
+)
+def test_tensors_of_another_kind_are_named(function, name, value, text):
+    with pytest.raises(la.InputError, match=rf"^{name}: {text}"):
+        function(**{**batch(function, sequences=1), name: value})
+
+
+@KDAS
+@pytest.mark.parametrize("elements", [3, SIZE])
+def test_a_bias_that_is_not_of_all_channels_is_named(function, elements):
+    options = {"use_gate_in_kernel": True, "lower_bound": -5.0, "dt_bias": torch.zeros(elements)}
+    with pytest.raises(la.InputError, match=rf"^dt_bias: has {elements} elements, needs {HV} x {SIZE}"):
+        function(**batch(function), **options)
+
+
+G, GK = torch.zeros(2, 7, HV), torch.zeros(2, 7, HV, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("name", "gates"),
+    [
+        ("gk", {"gk": GK[:, :5], "g": G}),
+        ("gk", {"gk": GK[:, :5], "g": None}),
+        ("gk", {"gk": GK[..., :1], "g": G}),
+        ("gk", {"gk": G, "g": G}),
+        ("gk", {"gk": GK.int(), "g": G}),
+        ("g", {"gk": GK, "g": G[:, :5]}),
+        ("g", {"gk": GK, "g": G[:1]}),
+        ("g", {"gk": GK, "g": G[..., :1]}),
+        ("g", {"gk": GK, "g": GK}),
+        ("g", {"gk": GK, "g": G.int()}),
+        ("g", {"gk": GK, "g": G.to("meta")}),
+    ],
+)
+def test_channel_gates_and_those_beside_them_are_named(name, gates):
+    function = fla.fused_recurrent_gated_delta_rule
+    with pytest.raises(la.InputError, match=rf"^{name}: (is|has)") as caught:
+        function(**{**batch(function), **gates})
+    assert caught.value.argument == name
+
+
 @GDNS
 def test_gate_in_kernel_needs_its_amplitude(function):
     with pytest.raises(la.InputError, match="A_log"):

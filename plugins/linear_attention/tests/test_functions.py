@@ -12,6 +12,7 @@ from la_cases.cases import CASES  # noqa: E402
 from la_cases.properties import DECODE, PREFILL, inputs, part  # noqa: E402
 from la_cases.running import error, expected  # noqa: E402
 from linear_attention import plans  # noqa: E402
+from linear_attention.contents import check_contents  # noqa: E402
 
 import cudnn_core  # noqa: E402
 from cudnn_core import ExecutionError, GraphError, NoEngineError  # noqa: E402
@@ -310,6 +311,16 @@ def test_values_of_slots_for_each_token(op, slots, text):
         DECODE[op](**call, state_indices=index(*slots).reshape(2, 3))
     assert caught.value.argument == "state_indices"
     DECODE[op](**call, state_indices=index(0, -1, -1, 3, -1, 5).reshape(2, 3))
+
+
+@pytest.mark.parametrize(("bounds", "most", "sequence", "count"), [((0, 9, 10), 8, 0, 9), ((0, 1, 4), 2, 1, 3)])
+def test_values_of_boundaries_of_a_decode(bounds, most, sequence, count):
+    tensors = {"q": torch.zeros(10, 1, 64), "cu_seqlens": index(*bounds)}
+    with pytest.raises(la.InputError, match=f"sequence {sequence} has {count} tokens, of at most {most}") as caught:
+        check_contents(tensors, "", None, most)
+    assert caught.value.argument == "cu_seqlens"
+    for check, allowed in ((None, count), (None, None), (False, most)):
+        check_contents(tensors, "", check, allowed)
 
 
 @BOTH

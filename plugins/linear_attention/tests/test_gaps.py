@@ -14,7 +14,8 @@ from _blocks import Compiled
 from cutlass import Int64, cute
 from linear_attention.kernels.arguments import Args, unpack
 from linear_attention.kernels.gaps import zero_gaps
-from linear_attention.problem import Problem
+from linear_attention.limits import MOST_TOKENS
+from linear_attention.problem import SLAB, Problem
 
 PROBLEM = Problem("gdn", "bfloat16", 1, 1, 2, 64, 128, index_dtype="int32")
 THREADS = 32
@@ -38,6 +39,12 @@ class Gaps:
 @functools.cache
 def compiled():
     return Compiled(Gaps(PROBLEM), PROBLEM)
+
+
+def test_the_step_past_the_last_piece_of_the_most_tokens_is_an_int32():
+    pieces = MOST_TOKENS * (2 * SLAB // 16)
+    most_threads = 1024
+    assert pieces + most_threads < 2**31
 
 
 @pytest.mark.parametrize(
