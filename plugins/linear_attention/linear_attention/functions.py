@@ -10,7 +10,7 @@ Shapes: q [T, H, K], k [T, H or HV, K], v [T, HV, V]; g [T, HO] of gated_delta_n
 Strides are honoured as long as the channels of a row are adjacent; other inputs are copied.
 
 Masks, whatever ``check`` says: a boundary past the tokens counts as their end; where boundaries decrease, a prefill's results are undefined, of
-other sequences too, and a decode's sequence is empty; tokens of no sequence have o = 0; a prefill
+other sequences too, and a decode's sequence is empty; tokens of a decode past ``tokens_per_sequence`` and tokens of no sequence have o = 0; a prefill
 whose slot is outside the pool starts from zero and keeps no state, a decode is skipped with o = 0; a positive gate counts as
 0. ``check`` None makes all of them errors on the CPU, but a last boundary before T and negative slots, which are no mistakes;
 True does so on a GPU too, and waits for it.

@@ -289,7 +289,8 @@ def _run(op: str, x: Arguments) -> dict[str, Tensor]:
         _recipes[key] = known = (made, entry)
     found, entry = known
     call = operands(found, x)
-    check_contents(call.inputs, "" if x["safe_gate"] else x["gate_domain"], x["check"])
+    most = _most(op, x) if op.endswith("_decode") else None
+    check_contents(call.inputs, "" if x["safe_gate"] else x["gate_domain"], x["check"], most)
     if entry is None:
         return _nothing(call.made, x)
     run(entry, {**call.inputs, **call.outputs})

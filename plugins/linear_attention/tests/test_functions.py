@@ -324,6 +324,17 @@ def test_values_of_boundaries_of_a_decode(bounds, most, sequence, count):
 
 
 @BOTH
+def test_a_sequence_of_a_decode_has_its_most_tokens(op):
+    x = inputs(op, 10, "cpu")
+    for most, bounds, past in ((0, (0, 9, 10), 8), (2, (0, 1, 4), 3)):
+        options = {"tokens_per_sequence": most, "cu_seqlens": index(*bounds)}
+        with pytest.raises(la.InputError, match=r"^cu_seqlens: sequence \d has \d tokens, of at most \d"):
+            DECODE[op](**x, **options)
+        assert not DECODE[op](**x, **options, check=False)[0][past].any()
+    PREFILL[op](**x, cu_seqlens=index(0, 9, 10))
+
+
+@BOTH
 def test_values_of_gates(op):
     x = inputs(op, 6, "cpu")
     x["g"][2] = 0.1

@@ -59,7 +59,7 @@ def _zero(  # noqa: ANN202
 ):  # fmt: skip
     pieces = SLAB * 2 // _PIECE
     base = args.o.iterator.toint() + 2 * (head * args.o.stride[1] + slab * SLAB)
-    for index in range(thread, (stop - start) * pieces, threads):  # SLAB * 2 bytes a token: 2^28 tokens fit
+    for index in range(thread, (stop - start) * pieces, threads):  # limits.MOST_TOKENS fit
         token, piece = start + index // pieces, index % pieces
         address = base + 2 * Int64(token) * args.o.stride[0] + piece * _PIECE
         pointer = cute.make_ptr(Int32, address, cute.AddressSpace.gmem, assumed_align=_PIECE)
