@@ -15,7 +15,6 @@ from cudnn_core import checks
 from .decode_problem import (
     ACCESS,
     BYTES,
-    GRID_LIMIT,
     MOST_ROWS,
     DecodeConfig,
     DecodeProblem,
@@ -24,6 +23,7 @@ from .decode_problem import (
     tensor_words,
 )
 from .extents import divisor, least, shown
+from .limits import GRID_LIMIT
 
 if TYPE_CHECKING:
     from cudnn_core import Decline, FrozenGraph, FrozenNode, FrozenTensor

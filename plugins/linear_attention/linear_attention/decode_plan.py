@@ -13,7 +13,8 @@ from cudnn_core import BuildError, ExecutionError, cute_dsl
 
 from .decode_compile import kernel_name
 from .decode_lowering import STRIDE_LIMIT, Binding
-from .decode_problem import GRID_LIMIT, MOST_ROWS, DecodeConfig, DecodeProblem, argument_words, ctas
+from .decode_problem import MOST_ROWS, DecodeConfig, DecodeProblem, argument_words, ctas
+from .limits import GRID_LIMIT
 
 if TYPE_CHECKING:
     from cudnn_core import Artifact, ExecutionContext, HostBlock, Operand, Runner, VariantPack

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 __all__ = [
     "ACCESS",
     "BYTES",
-    "GRID_LIMIT",
     "MOST_ROWS",
     "DecodeConfig",
     "DecodeProblem",
@@ -26,8 +25,6 @@ __all__ = [
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
 ACCESS = 16
 """Bytes of a vector access: the most of every architecture."""
-GRID_LIMIT = 2**31 - 1
-"""CTAs along x."""
 MOST_ROWS = 2**31 - 1
 """Of tokens, and of a pool of states: their indices are int32."""
 WARP_ELEMENTS = 1024

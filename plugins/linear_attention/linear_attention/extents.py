@@ -13,22 +13,23 @@ __all__ = ["divisor", "least", "shown"]
 
 def least(size: Extent) -> int:
     """The smallest admissible size."""
-    if isinstance(size, int):
-        return size
-    dims: Any = getattr(size, "dims", (size,))
-    found: int = prod((dim.smallest for dim in dims), start=getattr(size, "factor", 1))
-    return found
+    return _product(size, "smallest")
 
 
 def divisor(stride: Extent) -> int:
     """A number that certainly divides a stride."""
-    if isinstance(stride, int):
-        return stride
-    dims: Any = getattr(stride, "dims", (stride,))
-    found: int = prod((dim.multiple_of for dim in dims), start=getattr(stride, "factor", 1))
-    return found
+    return _product(stride, "multiple_of")
 
 
 def shown(size: Extent) -> object:
     """As a decline has it."""
     return size if isinstance(size, int) else str(size)
+
+
+def _product(size: Extent, fact: str) -> int:
+    """A size, or what is known of its runtime factors."""
+    if isinstance(size, int):
+        return size
+    dims: Any = getattr(size, "dims", (size,))
+    found: int = prod((getattr(dim, fact) for dim in dims), start=getattr(size, "factor", 1))
+    return found

@@ -1,6 +1,6 @@
-"""What no prefill can exceed. Imports no DSL and not the core.
+"""What no launch can exceed: of the grid any, of tokens and strides a prefill's. Imports no DSL and not the core.
 
-Imported by ``lowering``, which declines sizes that a graph states, and by ``launch``, which refuses what a run brings.
+Imported by the lowerings, which decline sizes that a graph states, and by ``launch`` and ``decode_plan``, which refuse what a run brings.
 """
 
 from __future__ import annotations

@@ -375,8 +375,7 @@ def _inference_only(name: str, *args: Any, **kwargs: Any) -> Any:
 
 def _has_tangent(x: Tensor) -> bool:
     """Whether forward-mode differentiation goes through ``x``."""
-    level = forward_ad._current_level
-    return level >= 0 and forward_ad.unpack_dual(x, level=level).tangent is not None
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 # Not torch.library.custom_op: its first call imports the compiler, which takes seconds.
