@@ -3,10 +3,15 @@
     python plugins/linear_attention/tests/sanitize.py [--tool NAME ...] [--only TEXT ...] [--jobs N] [--list]
 
 First all cases run without a tool, which fills the compile cache. Then each has a process of its own under memcheck (with an allocation
-for each tensor, so that a step outside of one is seen) and under racecheck, and a line with the number of findings. Under racecheck
-sequences are whole chunks: the rows behind a partial one are cleared by all lanes of a warp, which meet before one of them arrives at an
-mbarrier, and the tool knows neither that meeting (ptxas leaves nothing of it in converged code) nor what it means for those who wait
-(compute-sanitizer of CUDA 13.0); the emulator checks it.
+for each tensor, so that a step outside of one is seen) and under racecheck, and a line with the number of findings.
+
+What racecheck (compute-sanitizer of CUDA 13.0) does not follow, and the emulator checks instead:
+    - Lanes of a warp write or read shared memory, meet, and one of them arrives at an mbarrier for all: ptxas leaves nothing of the meeting in
+      converged code. So sequences are whole chunks here, as all lanes clear the rows behind a partial one; and every GDN prefill has one
+      finding, d of the score warps (a store) and the scan (a load).
+    - A bulk copy without a tensor map (cp.async.bulk) into a place that others have read before: rings that go round have one finding, the copy
+      of a record and the loads of its vectors. FlashAttention has found the same: AI/RACECHECK_TMA_HAZARD.md in its repository.
+``KNOWN`` has their number for each case, all of them in the scan. A case with more, or with one in another kernel, is not clean.
 
 Exit status 1: a finding, a wrong result, or a tool that says nothing; 3: no GPU, or no compute-sanitizer. `make sanitize-la` does it, in
 one to three minutes on 16 cores.
@@ -32,9 +37,15 @@ PREFILL = (
     "d128", "zero-length-and-one-token", "slots", "k-major-rectangular", "all-in-kernel", "poisoned-padding", "steep-gates",
 )  # fmt: skip
 DECODE = ("d128", "k-major", "8-tokens", "slots-skipped", "speculative-varlen", "all-in-kernel", "bf16-state")
+KNOWN = {
+    "racecheck": {
+        **{f"gdn-{name}": 1 for name in PREFILL}, "gdn-segments": 2, "kda-segments": 1, "kda-channel-moving": 1,
+    }
+}  # fmt: skip
 ERRORS = 9  # exit status of compute-sanitizer where it found something
 SECONDS = 150.0  # that a process may take
 _SUMMARY = re.compile(r"^=+ (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", re.MULTILINE)
+_RACE = re.compile(r"^=+ \w+: Race reported between \w+ access at (\S+)", re.MULTILINE)
 _SAID = re.compile(r"^(\S+): (right|left out|WRONG)", re.MULTILINE)
 _SHOWN = 60  # lines of the report of what is not clean
 
@@ -114,8 +125,11 @@ def under(sanitizer: str, tools: list[str], names: list[str], jobs: int) -> int:
     unclean = dict.fromkeys(tools, 0)
     for (tool, name), done in _all(todo, jobs):
         said = done.said.get(name, "no result")
-        clean = done.code == 0 and done.findings == 0 and said in ("right", "left out")
+        known = is_known(tool, name, done)
+        clean = said in ("right", "left out") and (known or (done.code == 0 and done.findings == 0))
         count = "no summary" if done.findings is None else f"{done.findings} findings"
+        if known:
+            count = f"{done.findings} known"
         print(f"{tool:9} {name:32} {count:12} {said:9} {_end(done)}, {done.seconds:.1f} s", flush=True)
         if not clean:
             unclean[tool] += 1
@@ -124,6 +138,16 @@ def under(sanitizer: str, tools: list[str], names: list[str], jobs: int) -> int:
         print(f"{tool}: {len(names)} cases, {number} not clean", flush=True)
     print(f"with the tools: {time.perf_counter() - start:.0f} s", flush=True)
     return sum(unclean.values())
+
+
+def is_known(tool: str, name: str, done: Done) -> bool:
+    """Whether there are findings, and no others than the known ones."""
+    places = _RACE.findall(done.output)
+    return (
+        done.code == ERRORS
+        and 0 < (done.findings or 0) == len(places) <= KNOWN.get(tool, {}).get(name, 0)
+        and all("_scan_" in place for place in places)
+    )
 
 
 def process(sanitizer: str, tool: str, names: list[str]) -> Done:

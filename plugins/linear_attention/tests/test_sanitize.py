@@ -95,6 +95,33 @@ def test_what_is_not_clean_is_the_exit_status(ran, capsys, tool, code, text, sai
     assert f"{tool}: 2 cases, 1 not clean" in out
 
 
+RACE = "========= Error: Race reported between Write access at gdn_prefill_sm90_bf16_{}+0x15d0\n=========     and Read access at"
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "code", "clean"),
+    [
+        ("gdn-d128", ["scan_3"], 9, True),
+        ("gdn-segments", ["scan_3", "scan_3"], 9, True),
+        ("gdn-segments", ["scan_3", "summary_1"], 9, False),
+        ("gdn-d128", ["scan_3", "scan_3"], 9, False),
+        ("gdn-d128", ["prepare_0"], 9, False),
+        ("gdn-d128", ["scan_3"], 1, False),
+        ("kda-d128", ["scan_3"], 9, False),
+    ],
+)
+def test_known_findings_of_the_scan_are_clean_and_no_others(ran, capsys, name, places, code, clean):
+    report = "\n".join([f"{name}: right", *(RACE.format(place) for place in places), RACECHECK.format(len(places), 0)])
+    ran.says["racecheck", name] = code, report
+    assert sanitize.main(["--only", name]) == (0 if clean else 1)
+    assert (f"{len(places)} known" in capsys.readouterr().out) == clean
+
+
+def test_a_known_finding_under_memcheck_is_a_finding(ran):
+    ran.says["memcheck", "gdn-d128"] = 9, f"gdn-d128: right\n{MEMCHECK.format(1)}"
+    assert sanitize.main(["--only", "gdn-d128"]) == 1
+
+
 @pytest.mark.parametrize("says", [(1, "gdn-d128: WRONG: x"), (-11, ""), (3, "gdn-d128: right")])
 def test_nothing_runs_under_a_tool_where_results_are_wrong_without(ran, capsys, says):
     ran.says["", "gdn-d128"] = says
