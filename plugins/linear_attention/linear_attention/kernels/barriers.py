@@ -87,7 +87,8 @@ class Barriers:
 
     @cute.jit
     def release(self, smem: cute.Pointer, name: cutlass.Constexpr, index: Int32, lane: Int32):  # noqa: ANN201  the DSL reads it
-        """A warp has read a place that the CTAs of the cluster fill."""
+        """A warp has read a place that the CTAs of the cluster fill: its lanes meet, and some report for all."""
+        cute.arch.sync_warp()
         if lane < self.cluster:
             if cutlass.const_expr(self.cluster == 1):
                 self.arrive(smem, name, index)

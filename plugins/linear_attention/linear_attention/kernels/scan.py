@@ -105,6 +105,7 @@ class Scan:
                 o = tiles.multiply(self.keys, CHUNK, words[: 4 * half], queries, self.key_steps[:half])
             self.barriers.wait(smem, "ready", slot.index, slot.phase)
             u, y = self.issue_u(t, y, self.unpacked(work, v), self.columns(vectors + VECTORS["a"], lane))
+            cute.arch.sync_warp()
             if lane == 0:
                 self.barriers.arrive(smem, "values_read", value.index)
             x = self.decayed(x, vectors, lane)
