@@ -81,6 +81,16 @@ def test_segments_of_other_states(op, name, cut):
 
 
 @BOTH
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES[:2])
+def test_segments_where_boundaries_decrease(op, schedule, seed, cut):
+    """Records of sequences that would overlap, and the last tokens in none."""
+    cut(3)
+    bounds = (-7, 250, 31, 190, 320, 64, 0)
+    case = remembering(f"{op}-plain", lengths=(250, 0, 0, 70, 0, 0), bounds=bounds, tail=9)
+    check(case, outputs(case, ENGINES[op](), schedule=schedule, seed=seed))
+
+
+@BOTH
 def test_segments_add_rounding_alone(op, cut):
     case = remembering(f"{op}-d128", lengths=(320,))
     whole = outputs(case, ENGINES[op]())
