@@ -101,7 +101,9 @@ def run(p, x, **emulator):
     workspace = memory[-memory.ctypes.data % 256 :][: slots * p.heads * size]
     arrays = {port: bits(value) for port, value in x.items() if port != "v"}
     compiled(p).run(
-        {"tokens": tokens, "sequences": sequences}, {**arrays, **counted(arrays), "workspace": workspace}, [],
+        {"tokens": tokens, "sequences": sequences},
+        {**arrays, **counted(arrays), "workspace": workspace},
+        [],
         **{"seed": 0, **emulator},
     )
     return workspace.reshape(slots, p.heads, size)

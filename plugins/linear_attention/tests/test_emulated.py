@@ -6,6 +6,7 @@ Each case compiles a kernel, which takes seconds: all of it belongs to the slow 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -137,6 +138,19 @@ def test_runs_are_equal_to_the_last_bit(op):
     emulated = Emulated(replace(named(f"{op}-l2norm"), lengths=(70,), heads=(1, 1, 1)), ENGINES[op]())
     first, second = emulated.run(), emulated.run(schedule="random", seed=7)
     assert all(torch.equal(first[port], second[port]) for port in first)
+
+
+@BOTH
+def test_every_kernel_waits_for_the_launches_before_it(op):
+    """So that the one behind it may rely on all of them, and a workspace is free for the next call."""
+    (artifact,) = Emulated(named(f"{op}-plain"), ENGINES[op]()).plan.artifacts
+    kernels = re.split(r"^\.visible \.entry ", artifact.ptx, flags=re.MULTILINE)[1:]
+    assert len(kernels) == 5
+    for text in kernels:
+        before, found, _ = text.partition("griddepcontrol.wait;")
+        assert found, text[:100]
+        assert before.rstrip(" \t").endswith("\n")  # no predicate
+        assert not re.search(r"\b(ret|exit);", before)
 
 
 # --- the command
