@@ -48,7 +48,7 @@ class PrefillHost:
         args = unpack(self.problem, words)
         if cutlass.const_expr(bool(self.problem.index_dtype)):
             self.boundaries.launch(args, stream)
-            args = args._replace(cu_seqlens=None)
+            args = args._replace(cu_seqlens=None)  # nobody else reads what is not masked
         self.prepare.launch(args, stream)
         if cutlass.const_expr(not self.problem.batch_invariant):  # noqa: SIM102  the inner one is a branch of host code
             if args.segments > 1:
