@@ -285,9 +285,8 @@ _STEP = (
 _SHAPES = (
     "q [T, H, K], k [T, H or HV, K], v [T, HV, V], {gate}, beta [T, HO] -> O [T, HO, V]; HO = max(H, HV), the smaller "
     "number of heads being shared by groups in order. cu_seqlens [N + 1] int32 or int64 bounds the sequences (absent: "
-    "one): a boundary outside the tokens counts as their nearest end, an end before its start as the start (of a "
-    "prefill, boundaries that decrease leave undefined what is computed, for the other sequences too), and O of tokens "
-    "in no sequence is 0. initial_state [N, HO, V, K], or a pool of which state_indices [N] selects rows (one outside the pool reads "
+    "one): boundary n counts as the largest of boundaries 0 to n, each held to [0, T], so that one that decreases makes an "
+    "empty sequence and a token belongs to at most one; O of tokens in no sequence is 0. initial_state [N, HO, V, K], or a pool of which state_indices [N] selects rows (one outside the pool reads "
     "zeros and writes nothing); final_state likewise, in place with overwrite_initial_state. state_checkpoints "
     "[max(T // n + N, 1), HO, V, K] holds, sequence after sequence, the states that enter tokens 0, n, 2 n, ... use_qk_l2norm divides q and k by sqrt(sum of squares + 1e-6); use_beta_sigmoid takes logits, "
     "allow_neg_eigval doubles their sigmoid. "

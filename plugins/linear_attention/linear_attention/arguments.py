@@ -10,11 +10,11 @@ from .problem import Problem
 
 __all__ = ["ADDRESSES", "SCALARS", "argument_words", "tensor_words"]
 
-SCALARS = ("tokens", "sequences", "pool", "segments", "sms", "workspace", "summaries")
+SCALARS = ("tokens", "sequences", "pool", "segments", "sms", "workspace", "boundaries", "summaries")
 """T; N; rows of the states' leading axis (a pool's, or N; 0 without states); segments of a sequence (1: a single pass); SMs of
 the GPU; addresses."""
-ADDRESSES = ("workspace", "summaries")
-"""The scalars that are addresses, all of them in the workspace: its start, and the summaries (``segments``)."""
+ADDRESSES = ("workspace", "boundaries", "summaries")
+"""The scalars that are addresses, all of them in the workspace: its areas (``segments``). It starts with the records."""
 
 _STATE = ("address", "token", "head", "row", "col")
 

@@ -38,7 +38,7 @@ class Launcher:
         )
 
     def words(self, operands: Sequence[Operand]) -> dict[str, int]:
-        """The words of actual operands, checked. Addresses are 0, ``summaries`` is an offset in the workspace. Raises ExecutionError."""
+        """The words of actual operands, checked. Addresses are 0, those of areas of the workspace are offsets in it. Raises ExecutionError."""
         problem, places = self.problem, self.binding.places
         dims = {port: operands[place.operand].dim for port, place in places.items()}
         tokens = self._int(dims["q"][0])
@@ -62,7 +62,7 @@ class Launcher:
         segments = choose_segments(problem, tokens, sequences, self.sms)
         self._check_grid(operands, tokens, sequences, segments)
         found = {"tokens": tokens, "sequences": sequences, "pool": rows, "segments": segments, "sms": self.sms}
-        found["workspace"], found["summaries"] = workspace_offsets(problem, tokens, sequences)
+        found |= workspace_offsets(problem, tokens, sequences)
         for port, place in places.items():
             found |= self._strides(operands, port, operands[place.operand])
         return {word: found.get(word, 0) for word in self.index}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefillPlan", "restored"]
 
-SCHEMA = 1
+SCHEMA = 2  # 2: words have the boundaries' area
 WORD_BYTES = 8
 
 

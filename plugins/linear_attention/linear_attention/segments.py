@@ -66,10 +66,16 @@ def summary_bytes(problem: Problem, sequences: int, segments: int) -> int:
     return sequences * problem.heads * segments * (problem.value + problem.key) * problem.key * 4
 
 
-def workspace_offsets(problem: Problem, tokens: int, sequences: int) -> tuple[int, int]:
-    """Byte offsets of the records and of the summaries, for the sizes of a launch."""
-    records = records_bytes(problem, problem.heads, tokens, sequences)
-    return 0, -(-records // ALIGNMENT) * ALIGNMENT
+def workspace_offsets(problem: Problem, tokens: int, sequences: int) -> dict[str, int]:
+    """Byte offsets of the areas, by their word (``arguments``), for the sizes of a launch: records, what boundaries count as (of no bytes
+    without cu_seqlens), summaries."""
+    boundaries = _aligned(records_bytes(problem, problem.heads, tokens, sequences))
+    size = 4 * (sequences + 1) if problem.index_dtype else 0
+    return {"workspace": 0, "boundaries": boundaries, "summaries": boundaries + _aligned(size)}
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def workspace_bytes(problem: Problem, tokens: int, sequences: int, sms: int) -> int:
@@ -78,4 +84,4 @@ def workspace_bytes(problem: Problem, tokens: int, sequences: int, sms: int) -> 
     counts = range(1, min(sequences, sms) + 1)  # with more sequences, none is cut
     segments = {n: min(most_segments(problem, n, sms), chunks) for n in counts}
     summaries = max((summary_bytes(problem, n, count) for n, count in segments.items()), default=0)
-    return workspace_offsets(problem, tokens, sequences)[1] + summaries
+    return workspace_offsets(problem, tokens, sequences)["summaries"] + summaries

@@ -8,6 +8,7 @@ import cuda.bindings.driver as cuda
 import numpy as np
 import torch
 from _blocks import Compiled
+from _kernels import counted
 from cutlass import Int64, cute
 from la_cases import recurrence
 from linear_attention.kernels.arguments import unpack
@@ -100,7 +101,10 @@ def run(p, x, **emulator):
     workspace = memory[-memory.ctypes.data % 256 :][: slots * p.heads * size]
     arrays = {port: bits(value) for port, value in x.items() if port != "v"}
     compiled(p).run(
-        {"tokens": tokens, "sequences": sequences}, {**arrays, "workspace": workspace}, [], **{"seed": 0, **emulator}
+        {"tokens": tokens, "sequences": sequences},
+        {**arrays, **counted(arrays), "workspace": workspace},
+        [],
+        **{"seed": 0, **emulator},
     )
     return workspace.reshape(slots, p.heads, size)
 

@@ -172,7 +172,7 @@ def records(case):
 
 
 class Host:
-    """A kernel's passes behind ``host(words, stream)``. The workspace has the records, then the summaries."""
+    """A kernel's passes behind ``host(words, stream)``."""
 
     def __init__(self, problem, summary=False, ctas=None):
         from linear_attention.kernels.prefill import Prefill
@@ -196,19 +196,27 @@ def run(case, *, summary=False, segments=1, workspace=None, ctas=None, **options
     if workspace is None:
         workspace = new_workspace(case, segments)
     written = [] if p.overwrite or p.pooled else [case.arrays[name] for name in ("final_state",) if name in case.arrays]
-    offset = workspace_offsets(p, case.sizes["tokens"], len(case.lengths))[1]
+    offset = workspace_offsets(p, case.sizes["tokens"], len(case.lengths))["summaries"]
     report, _ = compiled(p, summary, ctas).run(
         {**case.sizes, "segments": segments},
-        {**case.arrays, "workspace": workspace[:offset], "summaries": workspace[offset:]},
+        {**case.arrays, **counted(case.arrays), "workspace": workspace[:offset], "summaries": workspace[offset:]},
         written, **{"schedule": "late", "strict": True, **options},
     )  # fmt: skip
     return report
 
 
+def counted(arrays):
+    """What the boundaries among ``arrays`` count as, as the kernels read it; nothing without any."""
+    if "cu_seqlens" not in arrays:
+        return {}
+    found = recurrence.boundaries(arrays["cu_seqlens"], len(arrays["k"]))
+    return {"boundaries": found.astype(np.int32)}
+
+
 def new_workspace(case, segments=1):
-    """Records, then summaries, which hold NaN."""
+    """Records, and summaries at their place behind them; the rest holds NaN."""
     p, parts = case.problem, [records(case)]
-    offset = workspace_offsets(p, case.sizes["tokens"], len(case.lengths))[1]
+    offset = workspace_offsets(p, case.sizes["tokens"], len(case.lengths))["summaries"]
     rest = offset - len(parts[0]) + max(256, summary_bytes(p, len(case.lengths), segments))
     return np.concatenate([*parts, np.full(rest, 0xFF, np.uint8)])
 
@@ -232,7 +240,7 @@ def run_segments(case, segments, **options):
     """Both passes, with the states of segments combined in numpy between them."""
     p, n = case.problem, len(case.lengths)
     workspace = new_workspace(case, segments)
-    offset = workspace_offsets(p, case.sizes["tokens"], n)[1]
+    offset = workspace_offsets(p, case.sizes["tokens"], n)["summaries"]
     run(case, summary=True, segments=segments, workspace=workspace, **options)
     slots = workspace[offset:].view(np.float32).reshape(n, p.heads, segments, p.value + p.key, p.key)
     for s in range(1, segments - 1):

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 TOOLS = ("memcheck", "racecheck")
 PREFILL = (
-    "d128", "zero-length-and-one-token", "slots", "k-major-rectangular", "all-in-kernel", "poisoned-padding", "steep-gates",
+    "d128", "zero-length-and-one-token", "slots", "k-major-rectangular", "all-in-kernel", "poisoned-padding", "steep-gates", "decreasing-boundaries",
 )  # fmt: skip
 DECODE = ("d128", "k-major", "8-tokens", "slots-skipped", "speculative-varlen", "all-in-kernel", "bf16-state")
 KNOWN = {
@@ -190,7 +190,7 @@ def whole(case: Any) -> Any:
     """A prefill with its sequences' ends at the ends of chunks, and no tokens behind the last one."""
     if case.decodes:
         return case
-    return replace(case, lengths=tuple(-(-length // 64) * 64 for length in case.lengths), tail=0)
+    return replace(case, lengths=tuple(-(-length // 64) * 64 for length in case.lengths), bounds=None, tail=0)
 
 
 def sanitizer() -> str | None:

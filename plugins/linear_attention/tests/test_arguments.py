@@ -51,6 +51,8 @@ class Echo:
     def listed(self, args):
         found = [args.tokens, args.sequences, args.pool, args.segments, args.sms]
         found += [args.workspace.toint(), args.summaries.toint()]
+        if args.boundaries is not None:
+            found += [args.boundaries.iterator.toint(), *args.boundaries.shape, *args.boundaries.stride]
         for port in tensor_words(self.problem):
             tensor = getattr(args, PORTS.get(port, port))
             found += [tensor.iterator.toint(), *tensor.shape, *tensor.stride]
@@ -91,7 +93,9 @@ def test_every_word_arrives(problem):
         "initial_state": (pool, heads, 128, 64), "final_state": (pool, heads, 128, 64),
         "state_indices": (word["sequences"],), "a_log": (heads,), "dt_bias": (heads, 64),
     }  # fmt: skip
-    want = [word[name] for name in SCALARS]
+    want = [word[name] for name in SCALARS if name != "boundaries"]
+    if problem.index_dtype:
+        want += [word["boundaries"], word["sequences"] + 1, 1]
     for port, names in tensor_words(problem).items():
         strides = [word[f"{port}.{name}"] for name in names[1:]]
         if "row" in names:
@@ -112,24 +116,24 @@ def test_alignment_is_that_of_the_contract():
 
 
 @pytest.mark.parametrize(("index_dtype", "slot_dtype"), [("int64", "int32"), ("int32", "int64"), ("", "")])
-def test_boundaries_and_slots_are_held_to_what_is_there(index_dtype, slot_dtype):
+def test_boundaries_say_where_sequences_are_and_slots_are_held_to_the_pool(index_dtype, slot_dtype):
     problem = Problem(
         "gdn", "bfloat16", **SMALL, index_dtype=index_dtype, initial=True, state_dtype="float32", slot_dtype=slot_dtype
     )
-    far = 2**40 if index_dtype == "int64" else 2**30
     arrays = {
         "O": np.zeros(128, np.int32),
-        "cu_seqlens": np.array([-far, 5, 3, 20, far, far], index_dtype or "int32"),
+        "boundaries": np.array([1, 5, 5, 20, 24, 24], np.int32),
         "state_indices": np.array([3, -1, 7, 6, -(2**31)], slot_dtype or "int32"),
     }
     o = arrays["O"]
-    arrays = {port: array for port, array in arrays.items() if port in tensor_words(problem)}
+    if not slot_dtype:
+        del arrays["state_indices"]
     Compiled(Meaning(problem), problem).run({"tokens": 24, "sequences": 5, "pool": 7}, arrays, [o])
     found = o[:20].reshape(5, 4).tolist()
     if not index_dtype:
         assert found == [[0, 24, n, 1] for n in range(5)]
         return
-    assert [row[:2] for row in found] == [[0, 5], [5, 0], [3, 17], [20, 4], [24, 0]]
+    assert [row[:2] for row in found] == [[1, 4], [5, 0], [5, 15], [20, 4], [24, 0]]
     assert [row[3] for row in found] == [1, 0, 0, 1, 0]
     assert all(0 <= row[2] < 7 for row in found)
     assert (found[0][2], found[3][2]) == (3, 6)

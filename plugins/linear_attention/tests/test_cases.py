@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from la_cases import recurrence
 from la_cases.cases import CASES
 from la_cases.running import check, outputs
 
@@ -17,6 +19,13 @@ def marked(case):
 @pytest.mark.parametrize("case", [marked(case) for case in CASES if not case.large])
 def test_reference_follows_the_recurrence(case):
     check(case, outputs(case, engine="torch_reference:eager"))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.bounds], ids=str)
+def test_boundaries_of_a_case_count_as_its_lengths_say(case):
+    counted = recurrence.boundaries(case.tensors()["cu_seqlens"].numpy(), sum(case.lengths))
+    assert np.diff(counted).tolist() == list(case.lengths)
+    assert counted[0] == 0
 
 
 def test_names_are_unique():

@@ -6,6 +6,7 @@ Each case compiles a kernel, which takes seconds: all of it belongs to the slow 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -81,6 +82,16 @@ def test_segments_of_other_states(op, name, cut):
 
 
 @BOTH
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES[:2])
+def test_segments_where_boundaries_decrease(op, schedule, seed, cut):
+    """Records of sequences that would overlap, and the last tokens in none."""
+    cut(3)
+    bounds = (-7, 250, 31, 190, 320, 64, 0)
+    case = remembering(f"{op}-plain", lengths=(250, 0, 0, 70, 0, 0), bounds=bounds, tail=9)
+    check(case, outputs(case, ENGINES[op](), schedule=schedule, seed=seed))
+
+
+@BOTH
 def test_segments_add_rounding_alone(op, cut):
     case = remembering(f"{op}-d128", lengths=(320,))
     whole = outputs(case, ENGINES[op]())
@@ -127,6 +138,19 @@ def test_runs_are_equal_to_the_last_bit(op):
     emulated = Emulated(replace(named(f"{op}-l2norm"), lengths=(70,), heads=(1, 1, 1)), ENGINES[op]())
     first, second = emulated.run(), emulated.run(schedule="random", seed=7)
     assert all(torch.equal(first[port], second[port]) for port in first)
+
+
+@BOTH
+def test_every_kernel_waits_for_the_launches_before_it(op):
+    """So that the one behind it may rely on all of them, and a workspace is free for the next call."""
+    (artifact,) = Emulated(named(f"{op}-plain"), ENGINES[op]()).plan.artifacts
+    kernels = re.split(r"^\.visible \.entry ", artifact.ptx, flags=re.MULTILINE)[1:]
+    assert len(kernels) == 5
+    for text in kernels:
+        before, found, _ = text.partition("griddepcontrol.wait;")
+        assert found, text[:100]
+        assert before.rstrip(" \t").endswith("\n")  # no predicate
+        assert not re.search(r"\b(ret|exit);", before)
 
 
 # --- the command

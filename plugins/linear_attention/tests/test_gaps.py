@@ -51,11 +51,11 @@ def test_the_step_past_the_last_piece_of_the_most_tokens_is_an_int32():
     ("boundaries", "kept"),
     [
         ((0, 5, 9), set(range(9))),
-        ((3, 5, 20), set(range(3, 13))),
+        ((3, 5, 13), set(range(3, 13))),
         ((0, 13), set(range(13))),
         ((4, 4), set()),
-        ((0, 9, 5), set(range(9))),
-        ((-7, 2, 2), {0, 1}),
+        ((13, 13), set()),
+        ((0, 2, 2), {0, 1}),
     ],
 )
 def test_rows_outside_are_zero_and_others_untouched(boundaries, kept):
@@ -63,7 +63,7 @@ def test_rows_outside_are_zero_and_others_untouched(boundaries, kept):
     memory = np.full((tokens, 2, 192), 7, np.int16)  # a gap of 64 channels behind every row
     o = memory[:, :, :128]
     bounds = np.array(boundaries, np.int32)
-    compiled().run({"tokens": tokens, "sequences": len(boundaries) - 1}, {"O": memory, "cu_seqlens": bounds}, [])
+    compiled().run({"tokens": tokens, "sequences": len(boundaries) - 1}, {"O": memory, "boundaries": bounds}, [])
     want = np.full((tokens, 2, 192), 7, np.int16)
     for token in set(range(tokens)) - kept:
         want[token, :, :128] = 0

@@ -50,6 +50,7 @@ def test_large_case(case):
 FULL = {
     "alone_as_in_a_batch": {"lengths": (5, 64, 0, 700, 1, 4096, 63)},
     "causal": {"tokens": 700, "cuts": (1, 15, 16, 17, 40, 63, 64, 65, 127, 128, 300, 448, 640, 699)},
+    "decreasing_boundaries": {"sizes": ((700, 30), (4000, 500), (9000, 4), (5000, 3000))},
     "one_plan_for_all_sizes": {"sizes": ((9, 1), (4000, 3), (1, 1), (33, 7), (16000, 200))},
     "other_slots_untouched": {},
     "prefill_then_decode": {

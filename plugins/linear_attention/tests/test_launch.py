@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 from la_cases.cases import named
 from la_cases.running import call, graph_of
+from linear_attention.arguments import ADDRESSES
 from linear_attention.compile import kernel_name
 from linear_attention.graphs import build
 from linear_attention.launch import Launcher
@@ -173,7 +174,7 @@ def test_run_puts_addresses_into_the_words(plan):
         port, _, kind = word.partition(".")
         if kind == "address":
             assert words[at] == pointers[setup.place(port)]
-        elif word in ("workspace", "summaries"):
+        elif word in ADDRESSES:
             assert words[at] == 0x70000000 + want[word]
         else:
             assert words[at] == want[word]
@@ -218,7 +219,7 @@ def test_host_arguments_say_which_words_are_addresses(plan):
     index = setup.launcher.index
     addresses = {word for word, at in index.items() if 8 * at in block.addresses}
     assert stream is None
-    assert addresses == {word for word in index if word.endswith(".address")} | {"workspace", "summaries"}
+    assert addresses == {word for word in index if word.endswith(".address")} | {*ADDRESSES}
     assert words[index["q.address"]] == setup.held[setup.place("q")].data_ptr()
     assert words[index["workspace"]] == 0x1000
 

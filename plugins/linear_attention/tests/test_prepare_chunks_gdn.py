@@ -13,7 +13,7 @@ pytest.importorskip("cutlass.cute", reason="needs nvidia-cutlass-dsl")
 import cuda.bindings.driver as cuda
 from _blocks import Compiled
 from _gdn import A_LOG, BIAS, CHUNK, check_chunk, decoded
-from _kernels import Case
+from _kernels import Case, counted
 from cutlass import Int64, cute
 from linear_attention.kernels.arguments import unpack
 from linear_attention.kernels.prepare_chunks_gdn import PrepareGdnChunks
@@ -54,7 +54,7 @@ def records(case, **options):
         if kind:
             arrays[name] = np.full(p.heads, value, np.float32)
     compiled(p).run(
-        {"tokens": tokens, "sequences": sequences}, {**arrays, "workspace": workspace}, [],
+        {"tokens": tokens, "sequences": sequences}, {**arrays, **counted(arrays), "workspace": workspace}, [],
         **{"schedule": "late", "seed": 0, **options},
     )  # fmt: skip
     return workspace.reshape(record_slots(tokens, sequences), p.heads, -1)

@@ -17,6 +17,7 @@ both = pytest.mark.parametrize("op", ["gdn", "kda"])
     [
         "alone_as_in_a_batch",
         "causal",
+        "decreasing_boundaries",
         "one_plan_for_all_sizes",
         "other_slots_untouched",
         "prefill_then_decode",

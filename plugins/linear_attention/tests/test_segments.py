@@ -67,19 +67,30 @@ def test_segments_are_not_more_than_chunks():
 
 
 @pytest.mark.parametrize("variant", ["gdn", "kda"])
+@pytest.mark.parametrize("index", ["", "int64"])
 @pytest.mark.parametrize("heads", [1, 3, 16, 64])
-def test_workspace_is_enough_for_every_smaller_call(variant, heads):
-    p = problem(heads, variant)
+def test_workspace_is_enough_for_every_smaller_call(variant, heads, index):
+    p = problem(heads, variant, index_dtype=index)
     bound = workspace_bytes(p, 20000, 40, SMS)
     for sequences in (1, 2, 3, 7, 33, 40):
         for tokens in (1, 63, 64, 6400, 20000):
             segments = choose_segments(p, tokens, sequences, SMS)
-            summaries = workspace_offsets(p, tokens, sequences)[1]
+            summaries = workspace_offsets(p, tokens, sequences)["summaries"]
             assert summaries + summary_bytes(p, sequences, segments) <= bound
 
 
 @pytest.mark.parametrize("variant", ["gdn", "kda"])
 def test_records_come_first(variant):
     p = problem(4, variant)
-    first, summaries = workspace_offsets(p, 640, 3)
-    assert (first, summaries) == (0, 13 * 4 * record_bytes(p))
+    records = 13 * 4 * record_bytes(p)
+    assert workspace_offsets(p, 640, 3) == {"workspace": 0, "boundaries": records, "summaries": records}
+
+
+@pytest.mark.parametrize(("sequences", "size"), [(1, 256), (63, 256), (64, 512)])
+def test_boundaries_lie_between_records_and_summaries(sequences, size):
+    """4 bytes each, whatever the type of cu_seqlens."""
+    p = problem(4, index_dtype="int64", batch_invariant=True)
+    records = (10 + sequences) * 4 * record_bytes(p)
+    found = workspace_offsets(p, 640, sequences)
+    assert found == {"workspace": 0, "boundaries": records, "summaries": records + size}
+    assert workspace_bytes(p, 640, sequences, SMS) == records + size

@@ -220,12 +220,16 @@ def test_tokens_of_no_sequence_give_zero():
     assert (out[6:] == 0).all()
 
 
-def test_boundaries_outside_the_tokens_count_as_their_ends_and_a_decreasing_one_as_an_empty_sequence():
+@pytest.mark.parametrize(
+    ("given", "counted"),
+    [([-2, 4, 3, 12], [0, 4, 4, T]), ([7, 2, 5, 8], [7, 7, 7, 8]), ([0, 99, 3, -1], [0, T, T, T])],
+)
+def test_a_boundary_counts_as_the_largest_up_to_it_held_to_the_tokens(given, counted):
     x = data("gdn")
-    out = run(build("gdn", x, cu=[-2, 4, 3, 12]), {**x, "cu_seqlens": cu_tensor([-2, 4, 3, 12])})
-    near(out["final_state"][0], recurrence("gdn", x, [0, 4])[1][0])
-    assert (out["final_state"][1] == 0).all()
-    near(out["final_state"][2], recurrence("gdn", {port: value[3:] for port, value in x.items()}, [0, T - 3])[1][0])
+    out = run(build("gdn", x, cu=given), {**x, "cu_seqlens": cu_tensor(given)})
+    o, final, _ = recurrence("gdn", x, counted)
+    near(out["O"], o)
+    near(out["final_state"], final)
 
 
 @pytest.mark.parametrize("op", ["gdn", "kda"])

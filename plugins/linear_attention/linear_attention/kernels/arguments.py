@@ -2,7 +2,7 @@
 
 ``unpack`` runs in the host function; its ``Args`` cross the boundary of a kernel. Unit strides and the divisibility of the others
 are static in the layouts; extents are Int32 and strides Int64, so that offsets have 64 bits. ``bounds``, ``state_row`` and
-``segment`` are for device code: what a value of cu_seqlens or state_indices means, the same for every kernel. Imported by the prefill kernels.
+``segment`` are for device code: what a boundary or a value of state_indices means, the same for every kernel. Imported by the prefill kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cutlass import Int32, Int64, cute
 from ..arguments import argument_words, tensor_words
 from ..problem import Problem
 
-__all__ = ["ELEMENTS", "Args", "bounds", "held", "segment", "state_row", "unpack"]
+__all__ = ["ELEMENTS", "Args", "bounds", "segment", "state_row", "unpack"]
 
 ELEMENTS: dict[str, Any] = {
     "float64": cutlass.Float64,
@@ -35,6 +35,8 @@ class Args(NamedTuple):
     """tokens (T), sequences (N), pool (rows of states, 0 without), segments (S), sms (SMs of the GPU): Int32.
 
     workspace   pointer to bytes, the records (``records``); summaries: pointer to float32 in it; 256-byte aligned
+    boundaries  [N + 1] int32 in the workspace: 0 <= first <= ... <= last <= T, what ``boundaries`` makes of cu_seqlens, which no other
+                kernel reads; None without cu_seqlens
     summaries   where S > 1, [N, HO, S, V + K, K]: of segment s < S - 1 rows 0..V-1 are the state that leaves it from a seed of 0
                 (s = 0: from the initial state), and once they are combined the state that leaves it; the others are rows of
                 the identity carried through it. Rows 0..V-1 of segment S - 1 are the initial state
@@ -52,6 +54,7 @@ class Args(NamedTuple):
     segments: Any
     sms: Any
     workspace: Any
+    boundaries: Any
     summaries: Any
     q: Any
     k: Any
@@ -93,6 +96,7 @@ class _Unpacker:
             segments=Int32(self.words["segments"]),
             sms=Int32(self.words["sms"]),
             workspace=self._pointer("workspace", cutlass.Uint8, 256),
+            boundaries=self._boundaries(sequences + 1),
             summaries=self._pointer("summaries", cutlass.Float32, 256),
             q=self._tensor("q", p.io, (tokens, p.heads_q, p.key), True),
             k=self._tensor("k", p.io, (tokens, p.heads_k, p.key), True),
@@ -107,6 +111,11 @@ class _Unpacker:
             a_log=self._tensor("a_log", p.a_log_dtype, (p.heads,), False),
             dt_bias=self._tensor("dt_bias", p.bias_dtype, (p.heads, *channels), False),
         )
+
+    def _boundaries(self, count: Int32) -> Any:
+        if not self.problem.index_dtype:
+            return None
+        return cute.make_tensor(self._pointer("boundaries", Int32, _BYTES["int32"]), cute.make_layout((count,)))
 
     def _tensor(self, port: str, dtype: str, shape: tuple[Any, ...], aligned: bool) -> Any:
         """``aligned``: the address and all strides but that of 1 are multiples of 16 bytes."""
@@ -127,20 +136,11 @@ class _Unpacker:
 
 
 def bounds(args: Args, sequence: Int32) -> tuple[Int32, Int32]:
-    """First token and number of tokens of a sequence. For device code.
-
-    A boundary outside the tokens counts as their nearest end, an end before its start as the start.
-    """
-    if args.cu_seqlens is None:
+    """First token and number of tokens of a sequence. For device code."""
+    if args.boundaries is None:
         return Int32(0), args.tokens
-    start, stop = (held(args.cu_seqlens[sequence + step], args.tokens) for step in (0, 1))
-    return start, cutlass.max(stop - start, Int32(0))
-
-
-def held(boundary: Any, tokens: Int32) -> Int32:
-    """``boundary`` held to [0, tokens], compared in its own type: an int64 may not fit the result's."""
-    kind = type(boundary)
-    return Int32(cutlass.max(cutlass.min(boundary, kind(tokens)), kind(0)))
+    start = args.boundaries[sequence]
+    return start, args.boundaries[sequence + 1] - start
 
 
 def segment(chunks: Int32, segments: Int32, index: Int32) -> tuple[Int32, Int32]:

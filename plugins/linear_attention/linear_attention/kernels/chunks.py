@@ -9,7 +9,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from ..records import CHUNK
-from .arguments import Args, held
+from .arguments import Args
 from .tiles import assembly
 
 __all__ = ["Chunk", "find_chunk", "send"]
@@ -33,8 +33,8 @@ class Owner(NamedTuple):
 
 
 def find_chunk(args: Args, slot: Int32) -> Chunk:
-    """By a warp. Where boundaries decrease, some chunks are found by no slot, or by several: their records are undefined."""
-    owner = Owner(Int32(0), Int32(0), args.tokens) if args.cu_seqlens is None else _owner(args, slot)
+    """By a warp."""
+    owner = Owner(Int32(0), Int32(0), args.tokens) if args.boundaries is None else _owner(args, slot)
     before = (slot - owner.start // CHUNK - owner.sequence) * CHUNK
     valid = cutlass.min(owner.stop - owner.start - before, Int32(CHUNK))
     return Chunk(owner.start + before, cutlass.select_(before < 0, Int32(0), valid))
@@ -49,7 +49,7 @@ def _owner(args: Args, slot: Int32) -> Owner:
     while count > 0:
         part = (count + _WARP - 1) >> 5  # count is not negative
         sequence = cutlass.min(found + lane * part, args.sequences - 1)
-        first, last = (held(args.cu_seqlens[sequence + i], args.tokens) for i in range(2))
+        first, last = (args.boundaries[sequence + i] for i in range(2))
         before = (lane * part < count) & ((first >> 6) + sequence <= slot)
         parts = cutlass.max(cute.arch.popc(cute.arch.vote_ballot_sync(before)) - 1, Int32(0))
         start, stop = cute.arch.shuffle_sync(first, parts), cute.arch.shuffle_sync(last, parts)

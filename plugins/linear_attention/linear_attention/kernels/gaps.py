@@ -1,8 +1,7 @@
 """O of the tokens that belong to no sequence: zeros. Device code, called by the CTAs of a prefill.
 
 Such tokens lie before the first boundary and behind the last one. The CTAs of the first and of the last sequence write them, each
-for its head and its 64 channels of V. Where boundaries decrease, all of them decide what lies outside, as the sequences between
-may reach beyond the last one.
+for its head and its 64 channels of V.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from ..problem import SLAB, Problem
-from .arguments import Args, held
+from .arguments import Args
 
 __all__ = ["zero_gaps"]
 
@@ -29,27 +28,11 @@ def zero_gaps(  # noqa: ANN201  the DSL reads return annotations
     threads: cutlass.Constexpr[int],
 ):
     """Called by ``threads`` threads of a CTA, ``thread`` counting them; without barriers, so they need not be converged."""
-    if cutlass.const_expr(args.cu_seqlens is not None):
+    if cutlass.const_expr(args.boundaries is not None):
         if sequence == 0:
-            first = held(args.cu_seqlens[0], args.tokens)
-            if first > 0:
-                first, _ = _reach(args)
-                _zero(problem, args, Int32(0), first, head, slab, thread, threads)
+            _zero(problem, args, Int32(0), args.boundaries[0], head, slab, thread, threads)
         if sequence == args.sequences - 1:
-            last = held(args.cu_seqlens[args.sequences], args.tokens)
-            if last < args.tokens:
-                _, last = _reach(args)
-                _zero(problem, args, last, args.tokens, head, slab, thread, threads)
-
-
-@cute.jit
-def _reach(args: Args) -> tuple[Int32, Int32]:
-    """The least and the largest boundary."""
-    least, most = args.tokens, Int32(0)
-    for n in cutlass.range(args.sequences + 1, unroll=8):
-        boundary = held(args.cu_seqlens[n], args.tokens)
-        least, most = cutlass.min(least, boundary), cutlass.max(most, boundary)
-    return least, most
+            _zero(problem, args, args.boundaries[args.sequences], args.tokens, head, slab, thread, threads)
 
 
 @cute.jit

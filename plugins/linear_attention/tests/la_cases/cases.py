@@ -32,6 +32,7 @@ class Case:
                  sequence where each token has one; ``accepted``: num_accepted_tokens
     a_log, bias  whether the gate has these parameters
     index        torch type of cu_seqlens; None: no cu_seqlens (one sequence, or a decode of equal ones)
+    bounds       cu_seqlens that count as the sums of ``lengths``; absent: these themselves
     layout       of states: v_major or k_major
     padded       q, k, v, g, beta and states have rows further apart than their sizes say, NaN between
     change       function that edits the inputs by port before they are rounded
@@ -53,6 +54,7 @@ class Case:
     a_log: bool = False
     bias: bool = False
     index: torch.dtype | None = torch.int32
+    bounds: tuple[int, ...] | None = None
     tail: int = 0
     layout: str = "v_major"
     padded: bool = False
@@ -127,8 +129,8 @@ class Case:
     def _indices(self) -> dict[str, torch.Tensor]:
         found = {}
         if self.index is not None:
-            bounds = torch.tensor([0, *self.lengths]).cumsum(0)
-            found["cu_seqlens"] = bounds.to(self.index)
+            sums = torch.tensor([0, *self.lengths]).cumsum(0)
+            found["cu_seqlens"] = (sums if self.bounds is None else torch.tensor(self.bounds)).to(self.index)
         if self.slots is not None:
             found["state_indices"] = torch.tensor(self.slots, dtype=torch.int32)
         if self.accepted is not None:
@@ -271,6 +273,9 @@ def _prefills(op: str) -> list[Case]:
         case("near-collinear-keys", change=_near_keys, lengths=(200,), invariants=(3, 4)),
         case("zero-length-and-one-token", lengths=(0, 1, 33, 0, 1, 64, 1), invariants=(13, 14, 15)),
         case("one-long-many-short", lengths=(300, *([6] * 40)), initial=False, invariants=(12, 13)),
+        case("decreasing-boundaries", lengths=(70, 0, 0, 59, 0, 16), bounds=(-3, 70, 20, -9, 129, 70, 999), invariants=(27,)),
+        case("decreasing-boundaries-int64", lengths=(6, 0, 0, 130, 0), bounds=(-(2**40), 6, 3, 2, 2**33, 1),
+             index=torch.int64, slots=(3, 0, 4, 1, -1), pool=6, options={"overwrite_initial_state": True}, invariants=(27,)),
         case("boundaries-inside-tiles", lengths=(5, 59, 64, 1, 63, 3), change=_steep, invariants=(8,)),
         case("poisoned-padding", tail=9, invariants=(9,)),
         case("padded-strides", padded=True, heads=(2, 2, 4), invariants=(9, 18)),

@@ -35,7 +35,7 @@ def prefill(op: str, x: dict[str, torch.Tensor], device: str = "cpu", **options:
     small = {port: value for port, value in arrays.items() if port != "initial_state"}
     q, k, v, alpha, beta = (torch.tensor(value, device=device) for value in recurrence._prepared(op, small, options))
     tokens, heads, value = v.shape
-    bounds = np.clip(arrays["cu_seqlens"], 0, tokens) if "cu_seqlens" in arrays else np.array([0, tokens])
+    bounds = recurrence.boundaries(arrays["cu_seqlens"], tokens) if "cu_seqlens" in arrays else np.array([0, tokens])
     lengths = np.diff(bounds)
     order = np.argsort(-lengths, kind="stable")
     initial = x.get("initial_state")

@@ -18,6 +18,7 @@ from .running import error, pinned
 __all__ = [
     "alone_as_in_a_batch",
     "causal",
+    "decreasing_boundaries",
     "far_offsets",
     "one_plan_for_all_sizes",
     "other_slots_untouched",
@@ -58,6 +59,13 @@ def part(x: Inputs, start: int, stop: int | None = None) -> Inputs:
 
 def boundaries(lengths: Any, device: str) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(device=device, dtype=torch.int32)
+
+
+def wild_boundaries(tokens: int, sequences: int, seed: int) -> torch.Tensor:
+    """int64 boundaries that rise on the whole, fall often, and lie outside the tokens at times."""
+    make = torch.Generator().manual_seed(seed)
+    rising = torch.linspace(-0.05, 1.05, sequences + 1) + torch.randn(sequences + 1, generator=make) / sequences**0.5
+    return (tokens * rising).long()
 
 
 class _engines:
@@ -107,6 +115,34 @@ def alone_as_in_a_batch(op: str, device: str = "cpu", engine: Any = "", lengths:
                 assert torch.equal(alone, o[start : start + length]), (op, n)
                 assert torch.equal(state[0], final[n]), (op, n)
             start += length
+
+
+def decreasing_boundaries(
+    op: str, device: str = "cpu", engine: Any = "", sizes: Any = ((90, 40), (50, 6), (70, 4))
+) -> None:
+    """Boundary n counts as the largest of boundaries 0 to n, each held to the tokens: the same outputs and states to the last bit, and
+    zeros outside, whatever these tokens hold. ``sizes``: tokens and sequences."""
+    with _engines(op, engine):
+        for seed, (tokens, sequences) in enumerate(sizes):
+            given = wild_boundaries(tokens, sequences, seed)
+            assert (given.diff() < 0).any(), sequences
+            counted = given.clamp(0, tokens).cummax(0).values
+            first, last = int(counted[0]), int(counted[-1])
+            x = inputs(op, tokens, device, seed)
+            for value in x.values():
+                value[:first], value[last:] = torch.nan, torch.nan
+            options = {"output_final_state": True, "check": False}
+            want = PREFILL[op](**x, cu_seqlens=counted.to(device), **options)
+            for kind in (torch.int32, torch.int64):
+                found = PREFILL[op](**x, cu_seqlens=given.to(device, kind), **options)
+                assert all(torch.equal(have, good) for have, good in zip(found, want, strict=True)), (
+                    op,
+                    sequences,
+                    kind,
+                )
+            assert want[0].isfinite().all(), (op, sequences)
+            assert not want[0][:first].any(), (op, sequences)
+            assert not want[0][last:].any(), (op, sequences)
 
 
 def prefill_then_decode(

@@ -10,14 +10,14 @@ import itertools
 
 import numpy as np
 
-__all__ = ["decode", "prefill"]
+__all__ = ["boundaries", "decode", "prefill"]
 
 
 def prefill(op, x, **options):
     """{"O", "final_state", "state_checkpoints"} of op gdn or kda; final_state is the whole pool where there is one."""
     q, k, v, alpha, beta = _prepared(op, x, options)
     tokens, heads = v.shape[:2]
-    bounds = np.clip(x["cu_seqlens"], 0, tokens) if "cu_seqlens" in x else [0, tokens]
+    bounds = boundaries(x["cu_seqlens"], tokens) if "cu_seqlens" in x else [0, tokens]
     pool, slots = x.get("initial_state"), x.get("state_indices")
     every, rows = options.get("checkpoint_every_n_tokens", 0), []
     o = np.zeros(v.shape)
@@ -34,6 +34,11 @@ def prefill(op, x, **options):
         if slots is None or inside:
             final[slot] = state
     return {"O": o, "final_state": final, "state_checkpoints": rows}
+
+
+def boundaries(given, tokens):
+    """What a prefill's cu_seqlens count as: each the largest up to it, held to the tokens."""
+    return np.maximum.accumulate(np.clip(given, 0, tokens))
 
 
 def decode(op, x, **options):

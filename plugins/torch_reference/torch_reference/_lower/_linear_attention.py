@@ -54,10 +54,10 @@ def gated_delta(node: Any, inputs: Mapping[str, Any], math: Math) -> dict[str, A
 
 
 def _sequences(inputs: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """First and last token of each; boundaries outside the tokens count as the nearest end, an end before its start as it."""
+    """First and last token of each; a boundary counts as the largest up to it, held to the tokens."""
     tokens = inputs["q"].shape[0]
     cu = inputs["cu_seqlens"].clamp(0, tokens).tolist() if "cu_seqlens" in inputs else [0, tokens]
-    return [(start, max(start, stop)) for start, stop in itertools.pairwise(cu)]
+    return list(itertools.pairwise(itertools.accumulate(cu, max)))
 
 
 def _l2norm(x: Tensor, dtype: str, math: Math) -> Tensor:
