@@ -45,7 +45,7 @@ from . import warp as w
 from .tiles import fence_shared
 
 __all__ = [
-    "BLOCK", "BLOCKS", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_beside", "put_diagonal", "put_far", "unit_lower_inverse",
+    "BLOCK", "BLOCKS", "FRONT_BYTES", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_beside", "put_diagonal", "put_far", "put_nothing_beside", "unit_lower_inverse",
 ]  # fmt: skip
 
 BLOCK = 16
@@ -54,33 +54,60 @@ _BYTES = 1024  # of a block
 _REST = 512  # from the upper halves of a block's values to the rest
 _BELOW = BLOCKS * (BLOCKS - 1) // 2
 SCRATCH_BYTES = (_BELOW + BLOCKS) * _BYTES
+FRONT_BYTES = _BYTES
 
 Emit = Callable[[Int32, Int32, Sequence[Float32]], None]
 
 
 def block_number(row: Any, column: Any) -> Any:
     """The place of a block below the diagonal; ints, or Int32 at run time."""
-    return row * (row - 1) // 2 + column
+    if isinstance(row, int) and isinstance(column, int):
+        return row - 1 if column == row - 1 else _far_number(row, column)
+    return cutlass.select_(column == row - 1, row - 1, _far_number(row, column))
+
+
+def _far_number(row: Any, column: Any) -> Any:
+    return row + column + 1
 
 
 def put_far(scratch: Int32, row: Any, column: Any, values: Sequence[Float32], lane: Int32) -> None:
     """Block (``row``, ``column``) of N, row > column + 1, from its fragment (``warp``). By a warp."""
-    address = scratch + block_number(row, column) * _BYTES + _piece(lane % 16, lane >> 4)
+    address = scratch + _far_number(row, column) * _BYTES + _piece(lane & 15, lane >> 4)
     for at, words in zip((0, _REST), _split(values), strict=True):
         w.store_matrices(address + at, words)
 
 
 def put_beside(scratch: Int32, row: Any, values: Sequence[Float32], lane: Int32) -> None:
     """Block (``row``, ``row`` - 1) of N from its fragment. By warp ``row``."""
-    _put_floats(scratch + block_number(row, row - 1) * _BYTES, values, lane, 1)
+    place = _beside(scratch, row) + _line(lane >> 2, 64) + (lane & 3) * 8
+    for n in range(2):
+        for half in range(2):
+            first = 4 * n + 2 * half
+            w.store_words((place ^ (32 * n)) + 512 * half, values[first : first + 2])
+
+
+def put_nothing_beside(scratch: Int32, lane: Int32) -> None:
+    """Zeros in the place of the block beside row 0. By warp 0."""
+    for half in range(2):
+        w.store_words(_beside(scratch, 0) + 512 * half + 16 * lane, [Float32(0.0)] * 4)
 
 
 def put_diagonal(scratch: Int32, index: Any, values: Sequence[Float32], lane: Int32) -> None:
-    """Diagonal block ``index`` of N from its fragment: what lies below its diagonal, the rest may be NaN. By warp ``index``."""
+    """Of diagonal block ``index`` of N, from its fragment, the two matrices of 8 x 8 on its own diagonal: what lies below that, the rest may
+    be NaN. By warp ``index``."""
     g, t = lane >> 2, lane & 3
     zero = Float32(0.0)
     corners = [w.chosen(g > 2 * t + i % 2, values[i], zero) for i in (0, 1, 6, 7)]
-    _put_floats(_diagonal(scratch, index), [*corners[:2], *values[2:4], zero, zero, *corners[2:]], lane, 0)
+    place = _diagonal(scratch, index) + _line(g, 0) + t * 8
+    for half in range(2):
+        w.store_words(place ^ (32 * half), corners[2 * half : 2 * half + 2])
+
+
+def invert_diagonal(scratch: Int32, index: Any, corner: Sequence[Float32], lane: Int32) -> None:
+    """D and Z of row ``index`` of blocks, in place. By warp ``index``, which has put the two blocks, all but ``corner``: values 2 and 3
+    of the diagonal block's fragment, its matrix in rows 8 to 15 and columns 0 to 7."""
+    cute.arch.sync_warp()
+    _Pair(scratch, index, lane).run(corner)
 
 
 def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: Emit, *, grouped: bool = False) -> None:
@@ -92,20 +119,11 @@ def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: 
     """
     lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
     _complete(scratch, warp, lane)
-    invert_diagonal(scratch, warp, lane, grouped=grouped)
+    beside = scratch + block_number(warp, warp - 1) * _BYTES
+    cute.arch.sync_warp()
+    _substitute(_diagonal(scratch, warp), cutlass.select_(warp == 0, _diagonal(scratch, warp), beside), lane, grouped)
     cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
     columns(scratch, warp, lane, emit)
-
-
-def invert_diagonal(scratch: Int32, index: Any, lane: Int32, *, grouped: bool = False) -> None:
-    """D and Z of row ``index`` of blocks, in place. By warp ``index``, which has put the two blocks. ``grouped``: see ``unit_lower_inverse``."""
-    diagonal, beside = _diagonal(scratch, index), scratch + block_number(index, index - 1) * _BYTES
-    if isinstance(index, int):
-        beside = beside if index else diagonal
-    else:
-        beside = cutlass.select_(index == 0, diagonal, beside)
-    cute.arch.sync_warp()
-    _substitute(diagonal, beside, lane, grouped)
 
 
 def columns(scratch: Int32, warp: Int32, lane: Int32, emit: Emit, *, besides: Callable[[], None] | None = None) -> None:
@@ -120,11 +138,20 @@ def columns(scratch: Int32, warp: Int32, lane: Int32, emit: Emit, *, besides: Ca
     H200 half of the stalls in them were those of instruction fetch. Ends with a fence of the thread's writes to shared memory for the async proxy.
     """
     _Column(scratch, warp, lane, emit, besides).run()
-    fence_shared()
 
 
 def _diagonal(scratch: Int32, index: Any) -> Any:
     return scratch + (_BELOW + index) * _BYTES
+
+
+def _beside(scratch: Int32, row: Any) -> Any:
+    """Of block (``row``, ``row`` - 1); of row 0, before the scratch."""
+    return scratch + (row - 1) * _BYTES
+
+
+def _line(row: Any, turned: Any) -> Any:
+    """Offset of a line of 16 floats. Its halves are at bits 5, what is in the other line of a pair at bit 6 ``turned``."""
+    return (row >> 1) * 128 + (((((row & 1) ^ ((row >> 2) & 1)) << 6) ^ turned) | (((row >> 1) & 1) << 5))
 
 
 def _piece(row: Any, piece: Any) -> Any:
@@ -198,6 +225,79 @@ def _substitute(diagonal: Int32, beside: Int32, lane: Int32, grouped: bool) -> N
     w.asm(text, [], [place, lane], effects=True)
 
 
+class _Pair:
+    """D and Z of a row of blocks.
+
+    With N_rr = [[N0, 0], [M, N1]] and N_r,r-1 = [B0; B1]: D0 = (I - N0)^-1, D1 = (I - N1)^-1 and D0 B0 by substitution, lanes 0 to 7, 24 to 31
+    and 8 to 23, a column each. Below them D1 M D0 and D1 (B1 + M D0 B0), as products, transposed.
+    """
+
+    def __init__(self, scratch: Int32, index: Any, lane: Int32) -> None:
+        self.diagonal, self.beside, self.lane = _diagonal(scratch, index), _beside(scratch, index), lane
+
+    def run(self, corner: Sequence[Float32]) -> None:
+        lane = self.lane
+        g, t = lane >> 2, lane & 3
+        second = (lane + 8) & 16  # of lanes that have a column of Z
+        own = w.chosen(second == 16, self.beside, self.diagonal)
+        at = (lane & 15) ^ (second >> 1)
+        x = self.substituted(own + second * 4 + at * 4)
+        below = self.beside + 512 + t * 128 + ((((t >> 1) ^ 1) << 6) | ((t & 1) << 5)) + g * 4
+        rest = [w.load_words(below ^ (64 * e) ^ (32 * h), 1)[0] for h in range(2) for e in range(2)]
+        halves = list(zip(*(w.split(x[i], x[i + 1]) for i in range(0, 8, 2)), strict=True))
+        cute.arch.sync_warp()  # all lanes have read the blocks
+        piece = w.chosen(second == 16, Int32(0), at >> 3)
+        place = own + _piece(at, piece)
+        for half, offset in enumerate((0, _REST)):
+            w.store_words(place + offset, halves[half])
+        # The ones of I: 1 in bf16.
+        text = "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.ne.s32 p, $1, 16; @p st.shared.b16 [$0], one; }"
+        w.asm(text, [], [place + (at & 7) * 2, second], effects=True)
+        cute.arch.sync_warp()
+        row = lane & 15
+        lines = w.chosen(lane < 16, self.beside, self.diagonal) + _piece(row, (row & lane >> 1) >> 3)
+        left = [w.load_matrices(lines + offset) for offset in (0, _REST)]
+        turned = w.load_matrices(
+            self.diagonal + ((lane >> 3) & 1) * _REST + _piece(8 + (lane & 7), Int32(1)), transposed=True
+        )
+        zero = Uint32(0)
+        m = w.split(*corner)
+        sums = [self.product([x[:2] for x in left], m, rest), self.product([[x[2], zero] for x in left], m, None)]
+        parts = [w.split(*sums[0][:2]), w.split(*sums[0][2:]), w.split(*sums[1][:2])]
+        inner = [[[parts[0][i], parts[1][i]] for i in range(2)], [[parts[2][i], zero] for i in range(2)]]
+        sums = [self.product(a, turned[:2], None) for a in inner]
+        parts = [w.split(*sums[0][:2]), w.split(*sums[0][2:]), w.split(*sums[1][:2])]
+        for i, offset in enumerate((0, _REST)):
+            w.store_matrices((lines ^ 16) + offset, [*(part[i] for part in parts), zero])
+
+    def substituted(self, place: Int32) -> list[Float32]:
+        """Rows 0 to 7 of the lane's column of N0 + N0 (D0 - I) and so on."""
+        entries = self.diagonal + (((self.lane >> 3) + 1) >> 2) * 32
+        x = []
+        for row in range(8):
+            turned = place ^ (_line(row, 0) & 96)
+            x.append(w.load_words(turned + (row >> 1) * 128, 1)[0])
+        for first in (0, 4):
+            found = {}
+            for row in range(first + 1, 8):
+                count = min(row - first, 4)
+                line = (entries ^ (_line(row, 0) & 32)) + (_line(row, 0) & ~32) + first * 4
+                found[row] = w.load_words(line, 4 if count == 3 else count)
+            for row in range(first + 1, first + 4):
+                for i in range(row - first):
+                    x[row] = x[row] + found[row][i] * x[first + i]
+            for i in range(4):
+                for row in range(first + 4, 8):
+                    x[row] = x[row] + found[row][i] * x[first + i]
+        return x
+
+    def product(self, a: Sequence[Sequence[Uint32]], b: Sequence[Uint32], c: Any) -> Any:
+        """Of 16 x 8 and 8 x 8, in halves."""
+        for i, j in ((0, 0), (0, 1), (1, 0)):
+            c = w.mma("bfloat16", a[i], [b[j]], c)
+        return c
+
+
 class _Column:
     """A column of blocks. Block c + s is number s; the products it needs are issued before number s - 1 is emitted.
 
@@ -209,8 +309,8 @@ class _Column:
         self, scratch: Int32, warp: Int32, lane: Int32, emit: Emit, besides: Callable[[], None] | None
     ) -> None:
         self.scratch, self.warp, self.emit, self.besides = scratch, warp, emit, besides
-        self.natural = _piece(lane % 8 + 8 * (lane >> 4), (lane >> 3) & 1)  # B operand, stored [n][k]
-        self.turned = _piece(lane % 16, lane >> 4)  # A operand; transposed, B operand stored [k][n]
+        self.natural = _piece((lane & 7) + 8 * (lane >> 4), (lane >> 3) & 1)  # B operand, stored [n][k]
+        self.turned = _piece(lane & 15, lane >> 4)  # A operand; transposed, B operand stored [k][n]
         self.rows = [cutlass.min(warp + s, BLOCKS - 1) for s in range(BLOCKS)]
         self.known: list[Any] = []
         self.far: Any = None
@@ -241,11 +341,10 @@ class _Column:
         return _halves(_diagonal(self.scratch, self.rows[s]) + self.turned, transposed=True)
 
     def beside(self, s: int) -> list[list[Uint32]]:
-        row = self.rows[s]
-        return _halves(self.scratch + block_number(row, row - 1) * _BYTES + self.turned, transposed=True)
+        return _halves(_beside(self.scratch, self.rows[s]) + self.turned, transposed=True)
 
     def below(self, s: int, m: int) -> list[list[Uint32]]:
-        return _halves(self.scratch + block_number(self.rows[s], self.warp + m) * _BYTES + self.natural)
+        return _halves(self.scratch + _far_number(self.rows[s], self.warp + m) * _BYTES + self.natural)
 
 
 def _split(values: Sequence[Float32]) -> list[list[Uint32]]:

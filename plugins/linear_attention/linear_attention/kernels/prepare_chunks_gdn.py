@@ -26,16 +26,16 @@ from ..layout import ALIGNMENT, LINE
 from ..problem import CHUNK, Problem
 from ..records import record_layout
 from .arguments import ELEMENTS, Args
-from .chunks import find_chunk, send
+from .chunks import find_chunk
 from .loads import tile_layout
 from .prepare_gdn import PrepareGdn
-from .tiles import fence_shared
 
 __all__ = ["PrepareGdnChunks"]
 
 THREADS = 128
 RESIDENT = 6  # CTAs of an SM
-NAMED_BARRIER = 1  # 0 is the CTA's
+NAMED_BARRIER, WARP_BARRIER = 1, 2  # 0 is the CTA's
+FIRST = 3  # the warp that starts the others
 _BARRIER_BYTES = 16
 
 
@@ -44,12 +44,10 @@ class PrepareGdnChunks:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.stage = problem, PrepareGdn(problem)
-        self.layout = layout = record_layout(problem)
-        self.tile = problem.key * LINE
-        # K, then the record in its place; scratch; the mbarrier of the load
-        self.scratch_at = max(self.tile, layout.used)
-        self.barrier_at = self.scratch_at + self.stage.scratch_bytes
-        self.shared_bytes = self.barrier_at + _BARRIER_BYTES  # 26,896 for 128 channels, 19,728 for 64
+        self.layout, self.tile = record_layout(problem), problem.key * LINE
+        # K; scratch; the mbarrier of the load and the gates
+        self.barrier_at = self.tile + self.stage.scratch_bytes
+        self.shared_bytes = self.barrier_at + _BARRIER_BYTES
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
         """Write the records of ``args`` to its workspace."""
@@ -82,7 +80,9 @@ class PrepareGdnChunks:
         head = index - slot * heads
         slot = cute.arch.grid_dim()[0] // heads - 1 - slot
         smem = SmemAllocator().allocate(self.shared_bytes, ALIGNMENT)
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+        thread, _, _ = cute.arch.thread_idx()
+        first = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == FIRST
+        if first:
             cpasync.prefetch_descriptor(k[0])
             with cute.arch.elect_one():
                 cute.arch.mbarrier_init(self.loaded(smem), 1)
@@ -91,31 +91,30 @@ class PrepareGdnChunks:
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
         if args.sequences > 0:
-            chunk = find_chunk(args, slot)
-            if chunk.valid > 0:
-                self.prepare(smem, k, args, chunk.first, chunk.valid, slot, head)
+            scratch = smem.toint() + self.tile
+            if first:
+                self.start(smem, k, args, slot, head, thread & 31)
+            cute.arch.mbarrier_wait(self.loaded(smem), 0)
+            valid = self.stage.announced(scratch)
+            if valid > 0:
+                record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
+                self.stage.run(smem.toint(), record, scratch, valid, thread, NAMED_BARRIER)
 
     @cute.jit
-    def prepare(self, smem: cute.Pointer, k: tuple, args: Args, first: Int32, valid: Int32, slot: Int32, head: Int32):
-        """The record of the chunk whose first token is ``first``."""
-        p, layout, thread, base = self.problem, self.layout, cute.arch.thread_idx()[0], smem.toint()
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
-            if thread == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(self.loaded(smem), self.tile)
-            self.load(k, smem, first, head * p.heads_k // p.heads, self.loaded(smem))
-        gates = self.stage.gates(args, head, first, valid, thread)
-        parameters = self.stage.parameters(args, head)
-        cute.arch.mbarrier_wait(self.loaded(smem), 0)
-        self.stage.run(
-            base, base + layout.t, base + layout.decay, base + self.scratch_at, *gates, *parameters,
-            valid, thread, NAMED_BARRIER,
-        )  # fmt: skip
-        fence_shared()
-        cute.arch.sync_threads()
-        if thread == 0:
-            record = args.workspace.toint() + (Int64(slot) * p.heads + head) * layout.size
-            send(base, record, (0, layout.used))
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+    def start(self, smem: cute.Pointer, k: tuple, args: Args, slot: Int32, head: Int32, lane: Int32):
+        """Find the slot's chunk, load K and prepare the gates. By a warp."""
+        p, scratch, chunk = self.problem, smem.toint() + self.tile, find_chunk(args, slot)
+        if chunk.valid > 0:
+            if lane == 0:
+                cute.arch.mbarrier_expect_tx(self.loaded(smem), self.tile)
+            self.load(k, smem, chunk.first, head * p.heads_k // p.heads, self.loaded(smem))
+            cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)  # or ptxas puts the load behind the gates
+            self.stage.gates(args, head, chunk.first, chunk.valid, scratch, lane)
+        else:
+            self.stage.announce(scratch, chunk.valid)
+        cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)
+        if lane == 0:
+            cute.arch.mbarrier_arrive(self.loaded(smem))
 
     def loaded(self, smem: cute.Pointer) -> cute.Pointer:
         return cute.recast_ptr(smem + self.barrier_at, dtype=Int64)

@@ -33,10 +33,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Uint32, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from ..layout import MMA
 from ..problem import CHUNK, Problem
@@ -44,39 +44,37 @@ from ..records import VECTORS
 from . import scores, tiles
 from . import warp as w
 from .arguments import Args
-from .decays import Decays, scaled, spread
+from .decays import Diagonal, scaled
 from .gates import Beta, Gate
-from .inverse import BLOCK, BLOCKS, columns, invert_diagonal, put_beside, put_diagonal, put_far
+from .inverse import (
+    BLOCK, BLOCKS, FRONT_BYTES, columns, invert_diagonal, put_beside, put_diagonal, put_far, put_nothing_beside,
+)  # fmt: skip
 from .inverse import SCRATCH_BYTES as INVERSE_BYTES
 
 __all__ = ["PrepareGdn"]
 
 _LOG2_E = math.log2(math.e)
 _SMALLEST = -128.0  # of a log decay, to base 2
-_INVERSES = INVERSE_BYTES  # place in scratch of 1 / nk
-
-
-class _Tokens(NamedTuple):
-    """A warp's sums of gates (base 2) and betas, two tokens a lane, and the last sum."""
-
-    sums: tuple[Float32, Float32]
-    betas: tuple[Float32, Float32]
-    total: Float32
+_VECTOR = 4 * CHUNK  # bytes of a value a token
+_SUMS, _BETAS, _BEHIND, _FADED, _INVERSES, _VALID, _INVERSE = (i * _VECTOR for i in range(7))
+_INVERSE = _VALID + 128 + FRONT_BYTES
+"""Places in scratch: of every token G, beta, exp(G of the next block's first token - G) and exp(G - G of 8 tokens before), 1 / nk; the number of
+tokens; the inverse's."""
 
 
 class PrepareGdn:
     """Of a problem with the variant gdn, whose ``io`` is the type of the K tile.
 
-    ``scratch_bytes``: what ``run`` needs at ``scratch_addr``."""
+    ``scratch_bytes``: what ``gates`` and ``run`` need at ``scratch_addr``, at a 128-byte boundary."""
 
-    scratch_bytes = INVERSE_BYTES + 4 * CHUNK
+    scratch_bytes = _INVERSE + INVERSE_BYTES
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.gate, self.beta = Gate.of(problem), Beta.of(problem)
 
     def parameters(self, args: Args, head: Int32) -> tuple[Float32, Float32]:
-        """Amplitude and bias of a head's gate, for ``run``."""
+        """Amplitude and bias of a head's gate."""
         amplitude, bias = Float32(1.0), Float32(0.0)
         if self.problem.a_log_dtype:
             amplitude = self.gate.amplitude(Float32(args.a_log[head]))
@@ -84,65 +82,71 @@ class PrepareGdn:
             bias = Float32(args.dt_bias[head])
         return amplitude, bias
 
-    def gates(self, args: Args, head: Int32, first_token: Int32, valid: Int32, thread: Int32) -> tuple[Any, Any]:
-        """(g, beta) for ``run``: of tokens 2 lane and 2 lane + 1 of the chunk, a pair each, as they lie in memory. The loads may be issued a
-        chunk ahead. Tokens from ``valid`` (1 to 64) on are not read."""
-        places = [first_token + cutlass.min(2 * (thread % 32) + i, valid - 1) for i in range(2)]
-        return tuple(args.g[at, head] for at in places), tuple(args.beta[at, head] for at in places)
-
-    def run(
-        self,
-        k_addr: Int32,
-        t_addr: Int32,
-        vec_addr: Int32,
-        scratch_addr: Int32,
-        g: Sequence[Any],
-        beta: Sequence[Any],
-        amplitude: Float32,
-        bias: Float32,
-        valid: Int32,
-        thread: Int32,
-        named_barrier: int,
-    ) -> None:
-        """One chunk, by the 128 threads ``thread`` of a warpgroup.
-
-        k_addr                        the tile, complete
-        t_addr, vec_addr              8192 and 1024 bytes, written when all warps have read the tile, in whose place they may lie; a thread's
-                                      own writes are fenced for the async proxy
-        scratch_addr                  ``scratch_bytes`` for this warpgroup alone; its warps have met since an earlier run
-        g, beta, amplitude, bias      of ``gates`` and ``parameters``
-        valid                         tokens of the chunk, 1 to 64
-        named_barrier                 a hardware barrier for this warpgroup alone
-        """
-        p = self.problem
-        # Opaque to the compiler, which would move the addresses out of the loop over chunks, and spill them.
-        lane = w.asm("mov.b32 $0, $1;", [Int32], [thread % 32], effects=True)[0]
-        warp = cute.arch.make_warp_uniform(thread // 32)
-        kk = scores.issue(p.io, p.key, k_addr, k_addr)
-        tokens = self._tokens(g, beta, amplitude, bias, valid, lane)
-        stage = _Stage(p, scratch_addr, t_addr, warp, thread, lane, tokens, _Rows(tokens, warp, lane, valid))
-        tiles.wait(0)
-        stage.put_lower(_cleaned(tiles.landed(kk), stage.of_rows.inside, valid))
-        invert_diagonal(scratch_addr, warp, lane)
-        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
-        cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
-        stage.put_zeros()
-        columns(scratch_addr, warp, lane, stage.put_t, besides=lambda: stage.put_vectors(vec_addr))
-        w.when(valid < CHUNK, lambda: _clear(t_addr, valid, warp, lane))
-
-    def _tokens(
-        self, g: Sequence[Any], beta: Sequence[Any], amplitude: Float32, bias: Float32, valid: Int32, lane: Int32
-    ) -> _Tokens:
+    def gates(self, args: Args, head: Int32, first_token: Int32, valid: Int32, scratch_addr: Int32, lane: Int32) -> None:
+        """What ``run`` needs of g and beta of a chunk of ``valid`` (1 to 64) tokens. By a warp, which the others meet before ``run``. Tokens from
+        ``valid`` on are not read."""
+        first = 2 * lane
+        places = [first_token + cutlass.min(first + i, valid - 1) for i in range(2)]
+        g, beta = ([tensor[at, head] for at in places] for tensor in (args.g, args.beta))
+        amplitude, bias = self.parameters(args, head)
         zero, steps, betas = Float32(0.0), [], []
         for i in range(2):
-            inside = 2 * lane + i < valid
+            inside = first + i < valid
             step = self.gate.log_decay(Float32(g[i]), amplitude, bias) * Float32(_LOG2_E)
             step = w.asm("max.NaN.f32 $0, $1, $2;", [Float32], [step, Float32(_SMALLEST)])[0]
             steps.append(w.chosen(inside, step, zero))
             betas.append(w.chosen(inside, self.beta.value(Float32(beta[i])), zero))
         total = w.prefix_sum(steps[0] + steps[1])
         before = w.chosen(lane >= 1, cute.arch.shuffle_sync_up(total, 1), zero)
-        return _Tokens((before + steps[0], total), (betas[0], betas[1]), w.shuffled(total, 31))
+        sums = [before + steps[0], total]
+        anchor = w.shuffled(sums[0], (lane | 7) + 1)
+        behind = [w.exp2(anchor - x) for x in sums]
+        faded = [w.exp2(x - cute.arch.shuffle_sync_up(x, 4)) for x in sums]
+        faded = [w.chosen(first + i < valid, faded[i], zero) for i in range(2)]
+        place = scratch_addr + 8 * lane
+        for at, pair in ((_SUMS, sums), (_BETAS, betas), (_BEHIND, behind), (_FADED, faded)):
+            w.store_words(place + at, pair)
+        self.announce(scratch_addr, valid)
+
+    def announce(self, scratch_addr: Int32, valid: Int32) -> None:
+        """How many tokens the chunk has: of ``gates``, or for chunks without them."""
+        w.store_words(scratch_addr + _VALID, [valid])
+
+    def announced(self, scratch_addr: Int32) -> Int32:
+        return w.load_words(scratch_addr + _VALID, 1, Int32)[0]
+
+    def run(
+        self,
+        k_addr: Int32,
+        record: Int64,
+        scratch_addr: Int32,
+        valid: Int32,
+        thread: Int32,
+        named_barrier: int,
+    ) -> None:
+        """One chunk, by the 128 threads ``thread`` of a warpgroup.
+
+        k_addr          the tile, complete, 8192 bytes or more; it is overwritten
+        record          address in memory of T and the vectors
+        scratch_addr    ``scratch_bytes`` for this warpgroup alone, with what ``gates`` has left there
+        valid           tokens of the chunk, 1 to 64
+        named_barrier   a hardware barrier for this warpgroup alone
+        """
+        p = self.problem
+        # Opaque to the compiler, which would move the addresses out of the loop over chunks, and spill them.
+        lane = w.asm("mov.b32 $0, $1;", [Int32], [thread & 31], effects=True)[0]
+        warp = cute.arch.make_warp_uniform(thread >> 5)
+        kk = scores.issue(p.io, p.key, k_addr, k_addr)
+        inverse = scratch_addr + _INVERSE
+        stage = _Stage(p, scratch_addr, inverse, k_addr + warp * (CHUNK * 32), record, warp, thread, lane)
+        inside = [BLOCK * warp + (lane >> 2) + 8 * half < valid for half in range(2)]
+        tiles.wait(0)
+        corner = stage.put_lower(_cleaned(tiles.landed(kk), inside, valid))
+        invert_diagonal(inverse, warp, corner, lane)
+        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
+        cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
+        stage.put_zeros()
+        columns(inverse, warp, lane, stage.put_t, besides=lambda: stage.put_vectors(inside))
 
 
 @cute.jit
@@ -162,60 +166,47 @@ def _zeroed(values: list[Float32], inside: list[Any]) -> list[Float32]:
     return tiles.assembly(text, [Float32] * count, values, [Int32(x) for x in inside])
 
 
-@cute.jit
-def _clear(tile: Int32, first: Int32, warp: Int32, lane: Int32) -> None:
-    """Zeros in rows of a tile from ``first`` on, in the warp's 16 columns."""
-    cute.arch.sync_warp()
-    for row in cutlass.range(first + (lane >> 1), CHUNK, 16, unroll=1):
-        w.store_words(tile + row * 128 + (((2 * warp + (lane & 1)) ^ (row & 7)) << 4), [Uint32(0)] * 4)
-    tiles.fence_shared()
-
-
-class _Rows:
-    """Rows g and g + 8 of a warp, g = lane / 4: ``inside`` if they are tokens, sums of gates and betas."""
-
-    def __init__(self, tokens: _Tokens, warp: Int32, lane: Int32, valid: Int32) -> None:
-        rows = [BLOCK * warp + (lane >> 2) + 8 * half for half in range(2)]
-        self.inside = [row < valid for row in rows]
-        self.sums, self.betas = _of_rows(tokens.sums, rows), _of_rows(tokens.betas, rows)
-
-
-def _of_rows(pair: Sequence[Float32], rows: Sequence[Int32]) -> list[Float32]:
-    """What the lanes hold of tokens 2 lane and 2 lane + 1, of these tokens."""
-    found = []
-    for row in rows:
-        even, odd = (w.shuffled(value, row >> 1) for value in pair)
-        found.append(w.chosen((row & 1) == 1, odd, even))
-    return found
-
-
 class _Stage:
-    """From the product to T and the vectors."""
+    """From the product to T and the vectors. ``staging``: 2048 bytes of the warp's own."""
 
     def __init__(
         self,
         p: Problem,
         scratch: Int32,
-        t_addr: Int32,
+        inverse: Int32,
+        staging: Int32,
+        record: Int64,
         warp: Int32,
         thread: Int32,
         lane: Int32,
-        tokens: _Tokens,
-        rows: _Rows,
     ) -> None:
-        self.problem, self.scratch, self.warp, self.lane = p, scratch, warp, lane
-        self.tokens, self.of_rows = tokens, rows
+        self.problem, self.scratch, self.inverse, self.warp, self.lane = p, scratch, inverse, warp, lane
+        row, column = lane >> 1, lane & 1
+        self.staged = staging + row * 32 + ((column ^ ((row >> 2) & 1)) << 4)
         # stmatrix: lanes have the lines of matrices (rows 0-7, 8-15) x (columns 0-7, 8-15); of T, they are (columns) x (rows).
-        self.t_place = t_addr + (lane % 8 + 8 * (lane >> 4)) * 128 + (((lane >> 3 & 1) ^ (lane % 8) ^ (2 * warp)) << 4)
+        line = (lane & 7) + 8 * (lane >> 4)
+        self.staging = staging + line * 32 + (((lane >> 3 & 1) ^ ((line >> 2) & 1)) << 4)
+        self.record = record
+        self.t_place = record + Int64(row * 128 + (((2 * warp + column) ^ (row & 7)) << 4))
         self.lost: list[Any] = [None, None]
-        self.faded = [w.exp2(x - cute.arch.shuffle_sync_up(x, 4)) for x in tokens.sums]  # in 8 tokens
         self.norms: list[Float32] = []
-        self.decays = Decays(thread, warp, lane, rows.sums, tokens.sums)
+        self.sums, self.betas = (self.of_rows(at) for at in (_SUMS, _BETAS))
+        self.decays = Diagonal(thread, self.sums, self.of_block(_SUMS, warp))
 
-    def put_lower(self, kk: Sequence[Float32]) -> None:
+    def of_rows(self, at: int) -> list[Float32]:
+        """A vector's values of the lane's rows g and g + 8."""
+        place = self.scratch + at + 4 * BLOCK * self.warp + (self.lane >> 2) * 4
+        return [w.load_words(place + 32 * half, 1)[0] for half in range(2)]
+
+    def of_block(self, at: int, block: Any) -> list[list[Float32]]:
+        """A vector's values of the lane's columns in a block: [n][e]."""
+        place = self.scratch + at + 4 * BLOCK * block + (self.lane & 3) * 8
+        return [w.load_words(place + 32 * n, 2) for n in range(2)]
+
+    def put_lower(self, kk: Sequence[Float32]) -> list[Float32]:
         """From K K^T to what the inverse reads."""
         warp, lane, decays = self.warp, self.lane, self.decays
-        own, scales = decays.own(kk), [-beta for beta in self.of_rows.betas]
+        own, scales = decays.own(kk), [-beta for beta in self.betas]
         if self.problem.l2norm:
             # Of the 8 x 8 matrix (half, half) of the diagonal block.
             squares = [x + Float32(scores.NORM_EPSILON) for x in scores.diagonal([own[:2], own[6:]], lane)]
@@ -223,43 +214,52 @@ class _Stage:
             scales = [x * (y * y) for x, y in zip(scales, self.norms, strict=True)]
             inverses = [x * y for x, y in zip(squares, self.norms, strict=True)]
             w.store_words(self.scratch + _INVERSES + self.row_place(), [w.chosen((lane & 1) == 1, *inverses[::-1])])
-        put_diagonal(self.scratch, warp, decays.on_diagonal(own, scales), lane)
-        rows = [x * y for x, y in zip(scales, decays.rows, strict=True)]
+        block = decays.on_diagonal(own, scales)
+        put_diagonal(self.inverse, warp, block, lane)
+
+        def decayed(values: Sequence[Float32], m: Any) -> list[Float32]:
+            anchor = w.load_words(self.scratch + _SUMS + 4 * BLOCK * (m + 1), 1)[0]
+            rows = [x * w.exp2(y - anchor) for x, y in zip(scales, self.sums, strict=True)]
+            return scaled(values, rows, self.of_block(_BEHIND, m))
 
         def beside() -> None:
-            put_beside(self.scratch, warp, scaled(decays.own(kk, 1), rows, decays.columns(warp - 1)), lane)
+            put_beside(self.inverse, warp, decayed(decays.own(kk, 1), warp - 1), lane)
 
         def far(m: int) -> None:
-            put_far(self.scratch, warp, m, scaled(kk[8 * m : 8 * m + 8], rows, decays.columns(m)), lane)
+            put_far(self.inverse, warp, m, decayed(kk[8 * m : 8 * m + 8], m), lane)
 
         w.when(warp > 0, beside)
+        w.when(warp == 0, lambda: put_nothing_beside(self.inverse, lane))
         for m in range(BLOCKS - 2):
             w.when(warp > m + 1, partial(far, m))
+        return block[2:4]
 
     def row_place(self) -> Int32:
         """Bytes to the lane's row in a vector: row g of the warp's rows in lanes of even t, g + 8 in the others."""
         return (self.lane >> 2) * 4 + (self.lane & 1) * 32 + 4 * BLOCK * self.warp
 
-    def put_vectors(self, vectors: Int32) -> None:
+    def put_vectors(self, inside: Sequence[Any]) -> None:
         """Of the warp's rows: a and G by lanes with t < 2, c and nk by the others."""
-        rows, lane, last = self.of_rows, self.lane, self.tokens.total
+        lane = self.lane
+        last = w.load_words(self.scratch + _SUMS + _VECTOR - 4, 1)[0]
         odd, second = (lane & 1) == 1, (lane & 2) == 2
-        total, inside = (w.chosen(odd, x[1], x[0]) for x in (rows.sums, rows.inside))
+        total, inside = (w.chosen(odd, x[1], x[0]) for x in (self.sums, inside))
         norm = w.chosen(odd, self.norms[1], self.norms[0]) if self.norms else Float32(1.0)
         norm = w.chosen(inside, norm, Float32(0.0))
         first, then = ((VECTORS["a"], VECTORS["sums"]), (VECTORS["c"], VECTORS["norms"]))
-        place = vectors + self.row_place() + w.chosen(second, Int32(then[0]), Int32(first[0]))
-        w.store_words(place, [w.exp2(w.chosen(second, last - total, total)) * norm])
-        w.store_words(place + (then[1] - then[0]), [w.chosen(second, norm, total)])
+        offset = self.row_place() + w.chosen(second, Int32(then[0]), Int32(first[0]))
+        place = self.record + Int64(offset + CHUNK * 128)
+        store(place, [w.exp2(w.chosen(second, last - total, total)) * norm])
+        store(place, [w.chosen(second, norm, total)], then[1] - then[0])
         assert then[1] - then[0] == first[1] - first[0]
 
     def put_t(self, r: Int32, c: Int32, values: Sequence[Float32]) -> None:
         """Block (r, c) of T from that of A' transposed: of rows j = 16c + g + 8h and columns i. In increasing order of r."""
-        factors, inverses = self.of_rows.betas, None
+        factors, inverses = self.betas, None
         if self.problem.l2norm:
             factors = [x * y for x, y in zip(factors, self.norms, strict=True)]
-            inverses = self.inverses(r)
-        words, faded = [], spread(self.faded, r, self.lane)
+            inverses = self.of_block(_INVERSES, r)
+        words, faded = [], self.of_block(_FADED, r)
         for n in range(2):
             for h in range(2):
                 pair = values[4 * n + 2 * h : 4 * n + 2 * h + 2]
@@ -270,15 +270,20 @@ class _Stage:
                     pair = [x + y * z for x, y, z in zip(pair, self.lost[h], faded[n], strict=True)]
                 words.append(w.pack(MMA, *pair))
                 self.lost[h] = [x - y for x, y in zip(pair, w.halves(words[-1]), strict=True)]
-        w.store_matrices(self.t_place + r * (BLOCK * 128), words, transposed=True)
-
-    def inverses(self, block: Int32) -> list[list[Float32]]:
-        """1 / nk of a block's tokens."""
-        place = self.scratch + _INVERSES + block * (4 * BLOCK) + (self.lane & 3) * 8
-        return [w.load_words(place + 32 * n, 2) for n in range(2)]
+        at = (r - c) * (BLOCK * 32)
+        w.store_matrices(self.staging + at, words, transposed=True)
+        cute.arch.sync_warp()
+        store(self.t_place + Int64(r * (BLOCK * 128)), w.load_words(self.staged + at, 4, Uint32))
 
     def put_zeros(self) -> None:
         """Above the blocks of T on its diagonal."""
         for m in range(BLOCKS - 1):
-            place = self.t_place + m * (BLOCK * 128)
-            w.when(self.warp > m, partial(w.store_words, place, [Uint32(0)] * 4))
+            w.when(self.warp > m, partial(store, self.t_place, [Uint32(0)] * 4, m * (BLOCK * 128)))
+
+
+def store(address: Int64, words: Sequence[Any], offset: int = 0) -> None:
+    """1 or 4 words of 32 bits to memory."""
+    if len(words) == 1:
+        w.asm(f"st.global.b32 [$0 + {offset}], $1;", [], [address, *words], effects=True)
+    else:
+        w.asm(f"st.global.v4.b32 [$0 + {offset}], {{$1, $2, $3, $4}};", [], [address, *words], effects=True)
