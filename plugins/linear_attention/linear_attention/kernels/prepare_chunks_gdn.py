@@ -115,18 +115,39 @@ class PrepareGdnChunks:
         cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)
         if lane == 0:
             cute.arch.mbarrier_arrive(self.loaded(smem))
+        self.prefetch_next(k, args, chunk.first, slot, head)
+
+    @cute.jit
+    def prefetch_next(self, k: tuple, args: Args, first: Int32, slot: Int32, head: Int32):
+        """Bring K of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one sequence.
+        By a warp."""
+        p = self.problem
+        group = p.heads // p.heads_k
+        ahead = (args.sms * RESIDENT + p.heads - 1) // p.heads
+        if (ahead <= slot) & (head % group == 0):
+            copy, _ = k
+            tiles = self.tiles(k, cutlass.max(first - ahead * CHUNK, 0))
+            shared = self.shared(cute.make_ptr(ELEMENTS[p.io], 0, cute.AddressSpace.smem, assumed_align=ALIGNMENT))
+            _, source = cpasync.tma_partition(copy, 0, cute.make_layout(1), shared, cute.group_modes(tiles, 0, 2))
+            cute.prefetch(copy, source[(None, head // group)])
 
     def loaded(self, smem: cute.Pointer) -> cute.Pointer:
         return cute.recast_ptr(smem + self.barrier_at, dtype=Int64)
 
     def load(self, atom: tuple[Any, Any], place: cute.Pointer, token: Int32, head: Int32, target: cute.Pointer) -> None:
         """64 tokens from ``token`` on; those past the last one are zeros. By a warp."""
-        copy, tensor = atom
-        layout = tile_layout(self.problem.io, self.problem.key)
-        shared = cute.make_tensor(
-            cute.recast_ptr(place, layout.inner, ELEMENTS[self.problem.io]), cute.group_modes(layout.outer, 0, 2)
+        copy, _ = atom
+        tiles = self.tiles(atom, token)
+        to, source = cpasync.tma_partition(
+            copy, 0, cute.make_layout(1), self.shared(place), cute.group_modes(tiles, 0, 2)
         )
-        moved = cute.domain_offset((token, 0, 0), tensor)
-        tiles = cute.local_tile(moved, (CHUNK, self.problem.key), (0, 0, None))
-        to, source = cpasync.tma_partition(copy, 0, cute.make_layout(1), shared, cute.group_modes(tiles, 0, 2))
         cute.copy(copy, source[(None, head)], to, tma_bar_ptr=target)
+
+    def tiles(self, atom: tuple[Any, Any], token: Int32) -> cute.Tensor:
+        moved = cute.domain_offset((token, 0, 0), atom[1])
+        return cute.local_tile(moved, (CHUNK, self.problem.key), (0, 0, None))
+
+    def shared(self, place: cute.Pointer) -> cute.Tensor:
+        layout = tile_layout(self.problem.io, self.problem.key)
+        pointer = cute.recast_ptr(place, layout.inner, ELEMENTS[self.problem.io])
+        return cute.make_tensor(pointer, cute.group_modes(layout.outer, 0, 2))
