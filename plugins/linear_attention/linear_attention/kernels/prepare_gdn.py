@@ -138,15 +138,17 @@ class PrepareGdn:
         warp = cute.arch.make_warp_uniform(thread >> 5)
         kk = scores.issue(p.io, p.key, k_addr, k_addr)
         inverse = scratch_addr + _INVERSE
-        stage = _Stage(p, scratch_addr, inverse, k_addr + warp * (CHUNK * 32), record, warp, thread, lane)
+        stage = _Stage(p, scratch_addr, inverse, warp, thread, lane)
         inside = [BLOCK * warp + (lane >> 2) + 8 * half < valid for half in range(2)]
         tiles.wait(0)
         corner = stage.put_lower(_cleaned(tiles.landed(kk), inside, valid))
+        stage.put_vectors(record, inside)
         invert_diagonal(inverse, warp, corner, lane)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
+        stage.place(w.asm("mov.b32 $0, $1;", [Int32], [thread & 31], effects=True)[0], k_addr, record)
         stage.put_zeros()
-        columns(inverse, warp, lane, stage.put_t, besides=lambda: stage.put_vectors(inside))
+        columns(inverse, warp, stage.lane, stage.put_t)
 
 
 @cute.jit
@@ -167,31 +169,33 @@ def _zeroed(values: list[Float32], inside: list[Any]) -> list[Float32]:
 
 
 class _Stage:
-    """From the product to T and the vectors. ``staging``: 2048 bytes of the warp's own."""
+    """From the product to T and the vectors."""
 
     def __init__(
         self,
         p: Problem,
         scratch: Int32,
         inverse: Int32,
-        staging: Int32,
-        record: Int64,
         warp: Int32,
         thread: Int32,
         lane: Int32,
     ) -> None:
         self.problem, self.scratch, self.inverse, self.warp, self.lane = p, scratch, inverse, warp, lane
+        self.lost: list[Any] = [None, None]
+        self.norms: list[Float32] = []
+        self.sums, self.betas = (self.of_rows(at) for at in (_SUMS, _BETAS))
+        self.decays = Diagonal(thread, self.sums, self.of_block(_SUMS, warp))
+
+    def place(self, lane: Int32, staging: Int32, record: Int64) -> None:
+        """Behind what needs most registers: where T goes, by way of ``staging``."""
+        self.lane = lane
+        staging += self.warp * (CHUNK * 32)
         row, column = lane >> 1, lane & 1
         self.staged = staging + row * 32 + ((column ^ ((row >> 2) & 1)) << 4)
         # stmatrix: lanes have the lines of matrices (rows 0-7, 8-15) x (columns 0-7, 8-15); of T, they are (columns) x (rows).
         line = (lane & 7) + 8 * (lane >> 4)
         self.staging = staging + line * 32 + (((lane >> 3 & 1) ^ ((line >> 2) & 1)) << 4)
-        self.record = record
-        self.t_place = record + Int64(row * 128 + (((2 * warp + column) ^ (row & 7)) << 4))
-        self.lost: list[Any] = [None, None]
-        self.norms: list[Float32] = []
-        self.sums, self.betas = (self.of_rows(at) for at in (_SUMS, _BETAS))
-        self.decays = Diagonal(thread, self.sums, self.of_block(_SUMS, warp))
+        self.t_place = record + Int64(row * 128 + (((2 * self.warp + column) ^ (row & 7)) << 4))
 
     def of_rows(self, at: int) -> list[Float32]:
         """A vector's values of the lane's rows g and g + 8."""
@@ -238,7 +242,7 @@ class _Stage:
         """Bytes to the lane's row in a vector: row g of the warp's rows in lanes of even t, g + 8 in the others."""
         return (self.lane >> 2) * 4 + (self.lane & 1) * 32 + 4 * BLOCK * self.warp
 
-    def put_vectors(self, inside: Sequence[Any]) -> None:
+    def put_vectors(self, record: Int64, inside: Sequence[Any]) -> None:
         """Of the warp's rows: a and G by lanes with t < 2, c and nk by the others."""
         lane = self.lane
         last = w.load_words(self.scratch + _SUMS + _VECTOR - 4, 1)[0]
@@ -248,7 +252,7 @@ class _Stage:
         norm = w.chosen(inside, norm, Float32(0.0))
         first, then = ((VECTORS["a"], VECTORS["sums"]), (VECTORS["c"], VECTORS["norms"]))
         offset = self.row_place() + w.chosen(second, Int32(then[0]), Int32(first[0]))
-        place = self.record + Int64(offset + CHUNK * 128)
+        place = record + Int64(offset + CHUNK * 128)
         store(place, [w.exp2(w.chosen(second, last - total, total)) * norm])
         store(place, [w.chosen(second, norm, total)], then[1] - then[0])
         assert then[1] - then[0] == first[1] - first[0]
