@@ -26,7 +26,7 @@ class Diagonal:
 
     def __init__(self, thread: Int32, rows: Sequence[Float32], own: Sequence[Sequence[Float32]]) -> None:
         # Of the warp's number in a uniform register, ptxas makes predicates anew for every select.
-        self.is_warp = [thread >> 5 == m for m in range(BLOCKS)]
+        self.is_behind = [thread >= 32 * m for m in range(BLOCKS)]
         self.decays = {(n, h, e): w.exp2(rows[h] - own[n][e]) for n, h, e in _DIAGONAL}
 
     def own(self, values: Sequence[Float32], before: int = 0) -> list[Float32]:
@@ -34,7 +34,7 @@ class Diagonal:
         blocks = [values[8 * m : 8 * m + 8] for m in range(BLOCKS)]
         found = blocks[0]
         for m in range(1, BLOCKS - before):
-            found = [w.chosen(self.is_warp[m + before], x, y) for x, y in zip(blocks[m], found, strict=True)]
+            found = [w.chosen(self.is_behind[m + before], x, y) for x, y in zip(blocks[m], found, strict=True)]
         return list(found)
 
     def on_diagonal(self, block: Sequence[Float32], rows: Sequence[Float32]) -> list[Float32]:

@@ -133,9 +133,8 @@ class PrepareGdn:
         named_barrier   a hardware barrier for this warpgroup alone
         """
         p = self.problem
-        # Opaque to the compiler, which would move the addresses out of the loop over chunks, and spill them.
-        lane = w.asm("mov.b32 $0, $1;", [Int32], [thread & 31], effects=True)[0]
-        warp = cute.arch.make_warp_uniform(thread >> 5)
+        thread = _opaque(thread)
+        lane, warp = thread & 31, cute.arch.make_warp_uniform(thread >> 5)
         kk = scores.issue(p.io, p.key, k_addr, k_addr)
         inverse = scratch_addr + _INVERSE
         stage = _Stage(p, scratch_addr, inverse, warp, thread, lane)
@@ -146,9 +145,15 @@ class PrepareGdn:
         invert_diagonal(inverse, warp, corner, lane)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
-        stage.place(w.asm("mov.b32 $0, $1;", [Int32], [thread & 31], effects=True)[0], k_addr, record)
+        stage.place(_opaque(lane), k_addr, record)
         stage.put_zeros()
         columns(inverse, warp, stage.lane, stage.put_t)
+
+
+def _opaque(value: Int32) -> Int32:
+    """What the compiler makes of it, it makes behind this point: addresses made early take registers, and of a warp's number in a uniform
+    register ptxas makes predicates anew for every select."""
+    return w.asm("mov.b32 $0, $1;", [Int32], [value], effects=True)[0]
 
 
 @cute.jit
