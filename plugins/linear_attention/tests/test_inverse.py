@@ -47,8 +47,7 @@ class Inverses:
     @cute.kernel
     def kernel(self, n: cute.Tensor, a: cute.Tensor):
         thread, matrix = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
-        size = inverse.FRONT_BYTES + inverse.SCRATCH_BYTES
-        scratch = SmemAllocator().allocate(size, 128).toint() + inverse.FRONT_BYTES
+        scratch = SmemAllocator().allocate(inverse.SCRATCH_BYTES, 128).toint()
         lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         self.put(n, matrix, scratch, lane, warp)
 
@@ -67,8 +66,6 @@ class Inverses:
 
     @cute.jit
     def put(self, n, matrix, scratch, lane, warp):
-        if cutlass.const_expr(not self.halves):
-            w.when(warp == 0, lambda: inverse.put_nothing_beside(scratch, lane))
         for row in cutlass.range_constexpr(4):
             if warp == row:
                 for column in cutlass.range_constexpr(row + 1):

@@ -45,7 +45,7 @@ from . import warp as w
 from .tiles import fence_shared
 
 __all__ = [
-    "BLOCK", "BLOCKS", "FRONT_BYTES", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_beside", "put_diagonal", "put_far", "put_nothing_beside", "unit_lower_inverse",
+    "BLOCK", "BLOCKS", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_beside", "put_diagonal", "put_far", "unit_lower_inverse",
 ]  # fmt: skip
 
 BLOCK = 16
@@ -54,7 +54,6 @@ _BYTES = 1024  # of a block
 _REST = 512  # from the upper halves of a block's values to the rest
 _BELOW = BLOCKS * (BLOCKS - 1) // 2
 SCRATCH_BYTES = (_BELOW + BLOCKS) * _BYTES
-FRONT_BYTES = _BYTES
 
 Emit = Callable[[Int32, Int32, Sequence[Float32]], None]
 
@@ -84,12 +83,6 @@ def put_beside(scratch: Int32, row: Any, values: Sequence[Float32], lane: Int32)
         for half in range(2):
             first = 4 * n + 2 * half
             w.store_words((place ^ (32 * n)) + 512 * half, values[first : first + 2])
-
-
-def put_nothing_beside(scratch: Int32, lane: Int32) -> None:
-    """Zeros in the place of the block beside row 0. By warp 0."""
-    for half in range(2):
-        w.store_words(_beside(scratch, 0) + 512 * half + 16 * lane, [Float32(0.0)] * 4)
 
 
 def put_diagonal(scratch: Int32, index: Any, values: Sequence[Float32], lane: Int32) -> None:
@@ -145,7 +138,7 @@ def _diagonal(scratch: Int32, index: Any) -> Any:
 
 
 def _beside(scratch: Int32, row: Any) -> Any:
-    """Of block (``row``, ``row`` - 1); of row 0, before the scratch."""
+    """Of block (``row``, ``row`` - 1)."""
     return scratch + (row - 1) * _BYTES
 
 
@@ -233,28 +226,31 @@ class _Pair:
     """
 
     def __init__(self, scratch: Int32, index: Any, lane: Int32) -> None:
-        self.diagonal, self.beside, self.lane = _diagonal(scratch, index), _beside(scratch, index), lane
+        self.index, self.diagonal, self.lane = index, _diagonal(scratch, index), lane
+        self.beside = w.chosen(index == 0, self.diagonal, _beside(scratch, index))
 
     def run(self, corner: Sequence[Float32]) -> None:
-        lane = self.lane
+        """Row 0 has no block beside: what would be Z's is D's there, to the same places."""
+        lane, alone = self.lane, self.index == 0
         g, t = lane >> 2, lane & 3
         second = (lane + 8) & 16  # of lanes that have a column of Z
         own = w.chosen(second == 16, self.beside, self.diagonal)
         at = (lane & 15) ^ (second >> 1)
-        x = self.substituted(own + second * 4 + at * 4)
-        below = self.beside + 512 + t * 128 + ((((t >> 1) ^ 1) << 6) | ((t & 1) << 5)) + g * 4
+        x = self.substituted(own + w.chosen(alone, Int32(0), second * 4) + at * 4)
+        below = self.beside + w.chosen(alone, Int32(0), Int32(512))
+        below += t * 128 + ((((t >> 1) ^ 1) << 6) | ((t & 1) << 5)) + g * 4
         rest = [w.load_words(below ^ (64 * e) ^ (32 * h), 1)[0] for h in range(2) for e in range(2)]
+        rest = [w.chosen(alone, Float32(0.0), value) for value in rest]
         halves = list(zip(*(w.split(x[i], x[i + 1]) for i in range(0, 8, 2)), strict=True))
         cute.arch.sync_warp()  # all lanes have read the blocks
-        piece = w.chosen(second == 16, Int32(0), at >> 3)
-        place = own + _piece(at, piece)
+        place = own + _piece(at, w.chosen(second == 16, Int32(0), at >> 3))
         for half, offset in enumerate((0, _REST)):
             w.store_words(place + offset, halves[half])
         # The ones of I: 1 in bf16.
         text = "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.ne.s32 p, $1, 16; @p st.shared.b16 [$0], one; }"
         w.asm(text, [], [place + (at & 7) * 2, second], effects=True)
         cute.arch.sync_warp()
-        row = lane & 15
+        row = lane & w.chosen(alone & (lane < 16), Int32(7), Int32(15))
         lines = w.chosen(lane < 16, self.beside, self.diagonal) + _piece(row, (row & lane >> 1) >> 3)
         left = [w.load_matrices(lines + offset) for offset in (0, _REST)]
         turned = w.load_matrices(
@@ -263,12 +259,18 @@ class _Pair:
         zero = Uint32(0)
         m = w.split(*corner)
         sums = [self.product([x[:2] for x in left], m, rest), self.product([[x[2], zero] for x in left], m, None)]
+        inner = self.halves(sums)
+        sums = [
+            self.product([half[:2] for half in inner], turned[:2], None),
+            self.product([[half[2], zero] for half in inner], turned[:2], None),
+        ]
+        for words, offset in zip(self.halves(sums), (0, _REST), strict=True):
+            w.store_matrices((lines ^ 16) + offset, [*words, zero])
+
+    def halves(self, sums: Sequence[Sequence[Float32]]) -> list[list[Uint32]]:
+        """Of the lines of Z, and the first 8 of D."""
         parts = [w.split(*sums[0][:2]), w.split(*sums[0][2:]), w.split(*sums[1][:2])]
-        inner = [[[parts[0][i], parts[1][i]] for i in range(2)], [[parts[2][i], zero] for i in range(2)]]
-        sums = [self.product(a, turned[:2], None) for a in inner]
-        parts = [w.split(*sums[0][:2]), w.split(*sums[0][2:]), w.split(*sums[1][:2])]
-        for i, offset in enumerate((0, _REST)):
-            w.store_matrices((lines ^ 16) + offset, [*(part[i] for part in parts), zero])
+        return [[part[half] for part in parts] for half in range(2)]
 
     def substituted(self, place: Int32) -> list[Float32]:
         """Rows 0 to 7 of the lane's column of N0 + N0 (D0 - I) and so on."""

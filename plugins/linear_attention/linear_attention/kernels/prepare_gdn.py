@@ -46,9 +46,7 @@ from . import warp as w
 from .arguments import Args
 from .decays import Diagonal, scaled
 from .gates import Beta, Gate
-from .inverse import (
-    BLOCK, BLOCKS, FRONT_BYTES, columns, invert_diagonal, put_beside, put_diagonal, put_far, put_nothing_beside,
-)  # fmt: skip
+from .inverse import BLOCK, BLOCKS, columns, invert_diagonal, put_beside, put_diagonal, put_far
 from .inverse import SCRATCH_BYTES as INVERSE_BYTES
 
 __all__ = ["PrepareGdn"]
@@ -56,10 +54,10 @@ __all__ = ["PrepareGdn"]
 _LOG2_E = math.log2(math.e)
 _SMALLEST = -128.0  # of a log decay, to base 2
 _VECTOR = 4 * CHUNK  # bytes of a value a token
-_SUMS, _BETAS, _BEHIND, _FADED, _INVERSES, _VALID, _INVERSE = (i * _VECTOR for i in range(7))
-_INVERSE = _VALID + 128 + FRONT_BYTES
-"""Places in scratch: of every token G, beta, exp(G of the next block's first token - G) and exp(G - G of 8 tokens before), 1 / nk; the number of
-tokens; the inverse's."""
+_SUMS, _BETAS, _BEHIND, _FADED, _INVERSES, _INVERSE = (i * _VECTOR for i in range(6))
+_VALID = _INVERSE + INVERSE_BYTES
+"""Places in scratch: of every token G, beta, exp(G of the next block's first token - G) and exp(G - G of 8 tokens before), 1 / nk; the inverse's;
+the number of tokens."""
 
 
 class PrepareGdn:
@@ -67,7 +65,7 @@ class PrepareGdn:
 
     ``scratch_bytes``: what ``gates`` and ``run`` need at ``scratch_addr``, at a 128-byte boundary."""
 
-    scratch_bytes = _INVERSE + INVERSE_BYTES
+    scratch_bytes = _VALID + 16
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -238,7 +236,6 @@ class _Stage:
             put_far(self.inverse, warp, m, decayed(kk[8 * m : 8 * m + 8], m), lane)
 
         w.when(warp > 0, beside)
-        w.when(warp == 0, lambda: put_nothing_beside(self.inverse, lane))
         for m in range(BLOCKS - 2):
             w.when(warp > m + 1, partial(far, m))
         return block[2:4]
