@@ -16,11 +16,13 @@ from _gdn import A_LOG, BIAS, CHUNK, check_chunk, decoded
 from _kernels import Case
 from cutlass import Int64, cute
 from linear_attention.kernels.arguments import unpack
-from linear_attention.kernels.prepare_chunks_gdn import PrepareGdnChunks
+from linear_attention.kernels.prepare_chunks_gdn import RESIDENT, PrepareGdnChunks
 from linear_attention.problem import Problem
 from linear_attention.records import record_layout, record_slots, records_bytes
 
 UNTOUCHED = 0xA5
+SHARED = 228 * 1024  # of an SM
+RESERVED = 1024  # of them a CTA
 
 
 class Alone:
@@ -77,6 +79,11 @@ def check(case, **options):
                 assert (record[used:] == UNTOUCHED).all()
     assert (found[~owned] == UNTOUCHED).all()
     return owned
+
+
+@pytest.mark.parametrize("key", [64, 128])
+def test_shared_memory_has_room_for_the_resident_ctas(key):
+    assert RESIDENT * (PrepareGdnChunks(problem(key)).shared_bytes + RESERVED) <= SHARED
 
 
 @pytest.mark.parametrize(("schedule", "seed"), [("late", 0), ("random", 3)])

@@ -1,7 +1,8 @@
 """Decays between the tokens of a chunk, exp(G_i - G_j) for j <= i, in the blocks that a warp has of a product [64, 64]: 16 rows of it.
 
 G are inclusive sums of log decays, here to base 2. Every exponent is at most 0: of a block below the diagonal it is the sum of two, with the sum of
-the row block's first token between them; blocks on the diagonal have one exponent a value. Imported by ``prepare_gdn`` and ``scores_gdn``.
+a token between rows and columns, here the row block's first one; blocks on the diagonal have one exponent a value. Imported by ``prepare_gdn``
+and ``scores_gdn``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Diagonal:
     """Of the blocks on the diagonal. ``rows``: G of rows g and g + 8 of the warp's, g = lane / 4; ``own``: of the columns of its block, [n][e]."""
 
     def __init__(self, thread: Int32, rows: Sequence[Float32], own: Sequence[Sequence[Float32]]) -> None:
-        # Of the warp's number in a uniform register, ptxas makes predicates anew for every select.
+        # Of the warp's number, which ptxas knows to be uniform, it makes predicates anew for every select.
         self.is_behind = [thread >= 32 * m for m in range(BLOCKS)]
         self.decays = {(n, h, e): w.exp2(rows[h] - own[n][e]) for n, h, e in _DIAGONAL}
 

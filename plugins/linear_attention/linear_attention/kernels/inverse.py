@@ -6,11 +6,11 @@ Callers pass N = -L, in blocks of 16 x 16:
     put_far          block (r, m), r > m + 1, of N from a fragment
     put_beside       block (r, r - 1) of N
     put_diagonal     block (r, r) of N: what is on and above its diagonal does not count
-    invert_diagonal  warp r makes D_r = (I - N_rr)^-1, and Z_r = D_r N_r,r-1 in the same instructions
+    invert_diagonal  warp r makes D_r = (I - N_rr)^-1, and Z_r = D_r N_r,r-1
     barrier
     columns          warp c makes column c of blocks of A and hands them to ``emit``
 
-Diagonal blocks are inverted by forward substitution in fp32. Half a warp has the columns of D_r, the other half those of Z_r. Column c
+Matrices of 8 x 8 on the diagonal are inverted by forward substitution in fp32, a column a lane; the rest are products (``_Pair``). Column c
 of A, transposed: W_c = D_c^T, then W_r = W_r-1 Z_r^T + (sum over m = c .. r-2 of W_m N_rm^T) D_r^T, so that one product is all between a
 block and the next one. W_m stays in registers: the fragment of a sum is the A operand of the next product. A product is three of
 mma.m16n8k16 with operands split into two bf16 each: hi hi + hi lo + lo hi. That has the range of fp32, and 16 bits. Largest error of A
@@ -22,13 +22,17 @@ for keys of norm 1, one fp16 product (11 bits) -> this:
     equal, beta 1.9                       6e-2 -> 4e-4
     equal but for 0.01, beta 1.999        1e-1 -> 6e-4
 
-Scratch, ``SCRATCH_BYTES`` at a 16-byte boundary: the six blocks below the diagonal in the order of ``block_number``, then the four on it, 1024
+Scratch, ``SCRATCH_BYTES`` at a 128-byte boundary: the six blocks below the diagonal in the order of ``block_number``, then the four on it, 1024
 bytes each.
 
     halves     16 rows of 32 bytes in bf16, first the upper halves, then at 512 the rest; the two 16-byte pieces of rows 4-7 and 12-15
                trade places. Blocks (2, 0), (3, 0), (3, 1) of N; D_r and Z_r, transposed, in the places of N_rr and N_r,r-1
-    fp32       16 rows of 64 bytes, of which those of 2, 3, 6, 7, 10, 11, 14, 15 trade their halves. Blocks (r, r) of N, and (r, r-1)
-               with every second row in the place of its neighbour
+    fp32       16 rows of 64 bytes (``_line``), of which those of 2, 3, 6, 7, 10, 11, 14, 15 trade their halves, and 4 and 5, 6 and 7, 12 and 13,
+               14 and 15 their places. Blocks (r, r - 1) of N, with every second row in the place of its neighbour; of blocks (r, r)
+               the two matrices on the diagonal, side by side
+
+For ``unit_lower_inverse`` all blocks below the diagonal are halves. Those on it are whole, as fp32 without the trade of places; they are inverted
+by substitution, of half a warp a column, and the other half makes Z_r in the same instructions.
 
 No access has bank conflicts. Imported by ``prepare_gdn`` and ``prepare_kda``; the size of blocks also by ``decays`` and ``scores_gdn``.
 """
@@ -42,7 +46,6 @@ import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
 from . import warp as w
-from .tiles import fence_shared
 
 __all__ = [
     "BLOCK", "BLOCKS", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_beside", "put_diagonal", "put_far", "unit_lower_inverse",
@@ -119,18 +122,17 @@ def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: 
     columns(scratch, warp, lane, emit)
 
 
-def columns(scratch: Int32, warp: Int32, lane: Int32, emit: Emit, *, besides: Callable[[], None] | None = None) -> None:
+def columns(scratch: Int32, warp: Int32, lane: Int32, emit: Emit) -> None:
     """Column ``warp`` of blocks, when all of N is there and ``invert_diagonal`` is done.
 
     ``emit(r, c, values)`` gets the fragment of block (r, c) of A *transposed*, r >= c: value 4n + 2h + e is
     A[16 r + 8 n + 2 t + e, 16 c + g + 8 h], r and c known at run time. It is called while the kernel is traced, for r - c = 0, 1, 2, 3, each
-    inside the branch of the one before, which warps with r <= 3 take. Blocks with r < c are 0 and not emitted. ``besides()`` is called
-    behind the first: work that the compiler can put where products are waited for.
+    inside the branch of the one before, which warps with r <= 3 take. Blocks with r < c are 0 and not emitted.
 
     All warps run one stream of instructions. Of four copies with constant places each runs once a chunk and has to be fetched for it: on an
-    H200 half of the stalls in them were those of instruction fetch. Ends with a fence of the thread's writes to shared memory for the async proxy.
+    H200 half of the stalls in them were those of instruction fetch.
     """
-    _Column(scratch, warp, lane, emit, besides).run()
+    _Column(scratch, warp, lane, emit).run()
 
 
 def _diagonal(scratch: Int32, index: Any) -> Any:
@@ -247,7 +249,9 @@ class _Pair:
         for half, offset in enumerate((0, _REST)):
             w.store_words(place + offset, halves[half])
         # The ones of I: 1 in bf16.
-        text = "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.ne.s32 p, $1, 16; @p st.shared.b16 [$0], one; }"
+        text = (
+            "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.ne.s32 p, $1, 16; @p st.shared.b16 [$0], one; }"
+        )
         w.asm(text, [], [place + (at & 7) * 2, second], effects=True)
         cute.arch.sync_warp()
         row = lane & w.chosen(alone & (lane < 16), Int32(7), Int32(15))
@@ -307,10 +311,8 @@ class _Column:
     the next ones, and drop them.
     """
 
-    def __init__(
-        self, scratch: Int32, warp: Int32, lane: Int32, emit: Emit, besides: Callable[[], None] | None
-    ) -> None:
-        self.scratch, self.warp, self.emit, self.besides = scratch, warp, emit, besides
+    def __init__(self, scratch: Int32, warp: Int32, lane: Int32, emit: Emit) -> None:
+        self.scratch, self.warp, self.emit = scratch, warp, emit
         self.natural = _piece((lane & 7) + 8 * (lane >> 4), (lane >> 3) & 1)  # B operand, stored [n][k]
         self.turned = _piece(lane & 15, lane >> 4)  # A operand; transposed, B operand stored [k][n]
         self.rows = [cutlass.min(warp + s, BLOCKS - 1) for s in range(BLOCKS)]
@@ -334,8 +336,6 @@ class _Column:
             for m in range(s + 1):
                 self.far.add(self.known[m], self.below(s + 2, m))
         self.emit(self.warp + s, self.warp, values)
-        if not s and self.besides:
-            self.besides()
         if s + 1 < BLOCKS:
             w.when(self.warp < BLOCKS - 1 - s, lambda: self.step(s + 1, after.values()))
 

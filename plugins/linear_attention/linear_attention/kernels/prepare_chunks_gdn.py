@@ -2,12 +2,13 @@
 """The prepare kernel of GDN: T and the vectors of all chunks to their ``records``. A CTA of a warpgroup makes one: a chunk of one head.
 
     mbarrier; what came before is over   launch_dependents, griddepcontrol.wait
-    its chunk, from cu_seqlens           K by TMA, gates in flight
-    ``PrepareGdn``                       K K^T; then T and the vectors to the place of K
-    barrier                              the record to memory, one bulk copy
+    warp 3: its chunk, from cu_seqlens   K by TMA; its gates, ``PrepareGdn.gates``; a later CTA's K to the L2 cache
+    mbarrier                             K and the gates are there
+    ``PrepareGdn.run``                   K K^T; then T and the vectors to memory
 
-A stage of ``PrepareGdn`` waits more than it computes: six CTAs share an SM, with 80 registers a thread and 27 KB of shared memory each. The last
-chunks come first: the scan begins with the first ones, which are then in the L2 cache. Slots that no chunk has are left alone.
+Seven CTAs share an SM, with 72 registers a thread and 28 KB of shared memory each. Warps store what they have made and end: a bulk copy of the
+record would keep a CTA's place until it has been read. The last chunks come first: the scan begins with the first ones, which are then in the
+L2 cache. Slots that no chunk has are left alone.
 
 Imported by the prefill's host function.
 """
@@ -33,9 +34,9 @@ from .prepare_gdn import PrepareGdn
 __all__ = ["PrepareGdnChunks"]
 
 THREADS = 128
-RESIDENT = 6  # CTAs of an SM
+RESIDENT = 7  # CTAs of an SM
 NAMED_BARRIER, WARP_BARRIER = 1, 2  # 0 is the CTA's
-FIRST = 3  # the warp that starts the others
+FIRST = 3  # the warp that the others wait for: it has the fewest columns
 _BARRIER_BYTES = 16
 
 

@@ -7,25 +7,26 @@ l2norm), L_ij = beta_i nk_i nk_j S_ij below the diagonal, A = (I + L)^-1:
     T_ij = exp(G_i - G_j) A_ij beta_j        j <= i, else 0
     a_j = exp(G_j) nk_j     c_j = exp(G_C - G_j) nk_j     and G, nk, for what ``scores_gdn`` makes
 
-T is 64 x 64 of ``layout.MMA``, i the line (``tiles``); the vectors are fp32 [64], in ``records.VECTORS``' places. Of tokens from ``valid`` on,
-rows and columns of T, a, c and nk are 0, whatever K, g and beta hold there; G is G_C.
+T is 64 x 64 of ``layout.MMA``, i the line (``tiles``); the vectors are fp32 [64], in ``records.VECTORS``' places behind it. Of tokens from ``valid``
+on, rows and columns of T, a, c and nk are 0, whatever K, g and beta hold there; G is G_C.
 
 What is computed instead: A' = (I + L')^-1 with L'_ij = exp(G_i - G_j) beta_i nk_i^2 S_ij, as then T_ij = A'_ij beta_j nk_j / nk_i: only the row's own
 norm is needed before the inverse, and none of the gates after it. exp(G_i - G_j) of blocks below the diagonal is the product of two
-factors, with the sum of the row block's first token between them. All exponents are to base 2, and so is G in memory. Every warp sums all
-gates, two tokens a lane. A log decay counts as at least -128 (base 2), which is 0 in fp32: so G stays small, and the decays after a reset
-of the state keep their digits.
+factors, with the sum of the first token behind the column block between them. All exponents are to base 2, and so is G in memory. One warp
+sums the gates, two tokens a lane, and leaves what the others need of every token in shared memory. A log decay counts as at least -128 (base
+2), which is 0 in fp32: so G stays small, and the decays after a reset of the state keep their digits.
 
 What rounding takes from T_ij is added to T_i+8,j, decayed: errors of rows whose sum cancels, cancel too. With 64 equal keys and beta 0.999 the
 error of O goes from 6e-3 to 3e-3 (model of the scan in fp64, with T in fp16).
 
-    wgmma K K^T in flight          gates, G
-    K K^T                          warp r: rows 16r to 16r + 15 of -L' to shared memory, 1 / nk; its blocks of the inverse
+    one warp                       ``gates``: G, beta and decays of tokens to shared memory
+    wgmma K K^T in flight          decays of the blocks on the diagonal
+    K K^T                          warp r: rows 16r to 16r + 15 of -L' to shared memory, 1 / nk, the vectors; its blocks of the inverse
     barrier
-                                   warp c: columns 16c to 16c + 15 of A' and T, rows of the vectors; fence
+                                   warp c: columns 16c to 16c + 15 of A' and T
 
-All warps run one stream of instructions (``inverse.columns``): registers are chosen by selects, places by the warp. Imported by
-``prepare_chunks_gdn``.
+A block of T goes to memory as soon as it is made, by way of shared memory that its warp has for itself. All warps run one stream of instructions
+(``inverse.columns``): registers are chosen by selects, places by the warp. Imported by ``prepare_chunks_gdn``.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class PrepareGdn:
             bias = Float32(args.dt_bias[head])
         return amplitude, bias
 
-    def gates(self, args: Args, head: Int32, first_token: Int32, valid: Int32, scratch_addr: Int32, lane: Int32) -> None:
+    def gates(
+        self, args: Args, head: Int32, first_token: Int32, valid: Int32, scratch_addr: Int32, lane: Int32
+    ) -> None:
         """What ``run`` needs of g and beta of a chunk of ``valid`` (1 to 64) tokens. By a warp, which the others meet before ``run``. Tokens from
         ``valid`` on are not read."""
         first = 2 * lane
