@@ -19,7 +19,7 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
@@ -34,6 +34,7 @@ from .prepare_gdn import PrepareGdn
 __all__ = ["PrepareGdnChunks"]
 
 THREADS = 128
+MOST_HEADS = 4  # of a CTA: they share K and K K^T
 RESIDENT = 7  # CTAs of an SM
 NAMED_BARRIER, WARP_BARRIER = 1, 2  # 0 is the CTA's
 FIRST = 3  # the warp that the others wait for: it has the fewest columns
@@ -44,10 +45,13 @@ class PrepareGdnChunks:
     """For a problem of variant "gdn". ``launch`` is for host functions, at trace time."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.stage = problem, PrepareGdn(problem)
+        self.group = problem.heads // problem.heads_k
+        self.each = max(i for i in range(1, MOST_HEADS + 1) if self.group % i == 0)
+        self.problem, self.stage = problem, PrepareGdn(problem, self.each)
         self.layout, self.tile = record_layout(problem), problem.key * LINE
         # K; scratch; the mbarrier of the load and the gates
-        self.barrier_at = self.tile + self.stage.scratch_bytes
+        self.scratch_at = self.stage.place_bytes
+        self.barrier_at = self.scratch_at + self.stage.scratch_bytes
         self.shared_bytes = self.barrier_at + _BARRIER_BYTES
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
@@ -55,7 +59,7 @@ class PrepareGdnChunks:
         slots = args.tokens // CHUNK + args.sequences
         inside = args._replace(q=None, k=None, v=None, o=None, initial_state=None, final_state=None, state_indices=None)
         self.kernel(self.atom(args.k), inside).launch(
-            grid=[cutlass.max(slots * self.problem.heads, 1), 1, 1],
+            grid=[cutlass.max(slots * (self.problem.heads // self.each), 1), 1, 1],
             block=[THREADS, 1, 1],
             min_blocks_per_mp=RESIDENT,
             preferred_smem_carveout=100,  # else the compiler asks the driver for it
@@ -75,10 +79,10 @@ class PrepareGdnChunks:
     @cute.kernel
     def kernel(self, k: tuple, args: Args):
         """The kernel: see the module's text."""
-        heads = self.problem.heads
+        heads = self.problem.heads // self.each
         index, _, _ = cute.arch.block_idx()
         slot = index // heads
-        head = index - slot * heads
+        head = (index - slot * heads) * self.each
         slot = cute.arch.grid_dim()[0] // heads - 1 - slot
         smem = SmemAllocator().allocate(self.shared_bytes, ALIGNMENT)
         thread, _, _ = cute.arch.thread_idx()
@@ -92,27 +96,39 @@ class PrepareGdnChunks:
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
         if args.sequences > 0:
-            scratch = smem.toint() + self.tile
+            scratch = smem.toint() + self.scratch_at
             if first:
                 self.start(smem, k, args, slot, head, thread & 31)
             cute.arch.mbarrier_wait(self.loaded(smem), 0)
-            valid = self.stage.announced(scratch)
+            token, valid = self.stage.announced(scratch)
             if valid > 0:
                 record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
-                self.stage.run(smem.toint(), record, scratch, valid, thread, NAMED_BARRIER)
+                if cutlass.const_expr(self.each > 1):
+                    self.several(smem.toint(), record, scratch, args, head, token, valid, first, thread)
+                else:
+                    self.stage.run(smem.toint(), record, scratch, valid, thread, NAMED_BARRIER)
+
+    @cute.jit
+    def several(self, place: Int32, record: Int64, scratch: Int32, args: Args, head: Int32, token: Int32, valid: Int32, first: Boolean, thread: Int32):
+        self.stage.keep(place, valid, thread, NAMED_BARRIER)
+        for i in cutlass.range(self.each, unroll=1):
+            self.stage.run_kept(place, record + Int64(i) * self.layout.size, scratch, i, valid, thread, NAMED_BARRIER)
+            if i + 1 < self.each:
+                if first:
+                    self.stage.gates(args, head + i + 1, token, valid, scratch, thread & 31, i + 1)
+                cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=THREADS)
 
     @cute.jit
     def start(self, smem: cute.Pointer, k: tuple, args: Args, slot: Int32, head: Int32, lane: Int32):
         """Find the slot's chunk, load K and prepare the gates. By a warp."""
-        p, scratch, chunk = self.problem, smem.toint() + self.tile, find_chunk(args, slot)
+        p, scratch, chunk = self.problem, smem.toint() + self.scratch_at, find_chunk(args, slot)
         if chunk.valid > 0:
             if lane == 0:
                 cute.arch.mbarrier_expect_tx(self.loaded(smem), self.tile)
             self.load(k, smem, chunk.first, head * p.heads_k // p.heads, self.loaded(smem))
             cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)  # or ptxas puts the load behind the gates
             self.stage.gates(args, head, chunk.first, chunk.valid, scratch, lane)
-        else:
-            self.stage.announce(scratch, chunk.valid)
+        self.stage.announce(scratch, chunk.first, chunk.valid)
         cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)
         if lane == 0:
             cute.arch.mbarrier_arrive(self.loaded(smem))
@@ -123,14 +139,13 @@ class PrepareGdnChunks:
         """Bring K of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one sequence.
         By a warp."""
         p = self.problem
-        group = p.heads // p.heads_k
-        ahead = (args.sms * RESIDENT + p.heads - 1) // p.heads
-        if (ahead <= slot) & (head % group == 0):
+        ahead = (args.sms * (RESIDENT * self.each) + p.heads - 1) // p.heads
+        if (ahead <= slot) & (head % self.group == 0):
             copy, _ = k
             tiles = self.tiles(k, cutlass.max(first - ahead * CHUNK, 0))
             shared = self.shared(cute.make_ptr(ELEMENTS[p.io], 0, cute.AddressSpace.smem, assumed_align=ALIGNMENT))
             _, source = cpasync.tma_partition(copy, 0, cute.make_layout(1), shared, cute.group_modes(tiles, 0, 2))
-            cute.prefetch(copy, source[(None, head // group)])
+            cute.prefetch(copy, source[(None, head // self.group)])
 
     def loaded(self, smem: cute.Pointer) -> cute.Pointer:
         return cute.recast_ptr(smem + self.barrier_at, dtype=Int64)

@@ -57,6 +57,9 @@ _SMALLEST = -128.0  # of a log decay, to base 2
 _VECTOR = 4 * CHUNK  # bytes of a value a token
 _SUMS, _BETAS, _BEHIND, _FADED, _INVERSES, _INVERSE = (i * _VECTOR for i in range(6))
 _VALID = _INVERSE + INVERSE_BYTES
+_SECOND = _VALID + 16
+_KEPT_BYTES = BLOCKS * (BLOCKS + 1) // 2 * 1024
+_STAGING_BYTES = 1024  # of a warp
 """Places in scratch: of every token G, beta, exp(G of the next block's first token - G) and exp(G - G of 8 tokens before), 1 / nk; the inverse's;
 the number of tokens."""
 
@@ -66,10 +69,11 @@ class PrepareGdn:
 
     ``scratch_bytes``: what ``gates`` and ``run`` need at ``scratch_addr``, at a 128-byte boundary."""
 
-    scratch_bytes = _VALID + 16
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, heads: int = 1) -> None:
+        self.problem, self.heads = problem, heads
+        self.scratch_bytes = _SECOND + (_VECTOR if heads > 1 else 0)
+        self.staging = _KEPT_BYTES if heads > 1 else 0
+        self.place_bytes = max(problem.key * 128, self.staging + 4 * _STAGING_BYTES)
         self.gate, self.beta = Gate.of(problem), Beta.of(problem)
 
     def parameters(self, args: Args, head: Int32) -> tuple[Float32, Float32]:
@@ -82,7 +86,7 @@ class PrepareGdn:
         return amplitude, bias
 
     def gates(
-        self, args: Args, head: Int32, first_token: Int32, valid: Int32, scratch_addr: Int32, lane: Int32
+        self, args: Args, head: Int32, first_token: Int32, valid: Int32, scratch_addr: Int32, lane: Int32, number: Any = 0
     ) -> None:
         """What ``run`` needs of g and beta of a chunk of ``valid`` (1 to 64) tokens. By a warp, which the others meet before ``run``. Tokens from
         ``valid`` on are not read."""
@@ -105,16 +109,15 @@ class PrepareGdn:
         faded = [w.exp2(x - cute.arch.shuffle_sync_up(x, 4)) for x in sums]
         faded = [w.chosen(first + i < valid, faded[i], zero) for i in range(2)]
         place = scratch_addr + 8 * lane
-        for at, pair in ((_SUMS, sums), (_BETAS, betas), (_BEHIND, behind), (_FADED, faded)):
+        for at, pair in ((_SUMS, sums), (_BETAS, betas), (_BEHIND, behind), (_faded(number), faded)):
             w.store_words(place + at, pair)
-        self.announce(scratch_addr, valid)
 
-    def announce(self, scratch_addr: Int32, valid: Int32) -> None:
-        """How many tokens the chunk has: of ``gates``, or for chunks without them."""
-        w.store_words(scratch_addr + _VALID, [valid])
+    def announce(self, scratch_addr: Int32, first: Int32, valid: Int32) -> None:
+        """The chunk's first token, and how many it has."""
+        w.store_words(scratch_addr + _VALID, [first, valid])
 
-    def announced(self, scratch_addr: Int32) -> Int32:
-        return w.load_words(scratch_addr + _VALID, 1, Int32)[0]
+    def announced(self, scratch_addr: Int32) -> list[Int32]:
+        return w.load_words(scratch_addr + _VALID, 2, Int32)
 
     def run(
         self,
@@ -137,18 +140,72 @@ class PrepareGdn:
         thread = _opaque(thread)
         lane, warp = thread & 31, cute.arch.make_warp_uniform(thread >> 5)
         kk = scores.issue(p.io, p.key, k_addr, k_addr)
-        inverse = scratch_addr + _INVERSE
-        stage = _Stage(p, scratch_addr, inverse, warp, thread, lane)
+        stage = _Stage(p, scratch_addr, _FADED, warp, thread, lane)
         inside = [BLOCK * warp + (lane >> 2) + 8 * half < valid for half in range(2)]
         tiles.wait(0)
-        corner = stage.put_lower(_cleaned(tiles.landed(kk), inside, valid))
-        stage.put_vectors(record, inside)
-        invert_diagonal(inverse, warp, corner, lane)
+        blocks = _Product(_cleaned(tiles.landed(kk), inside, valid), stage.decays)
+        stage.run(blocks, inside, k_addr, record, named_barrier)
+
+    def keep(self, k_addr: Int32, valid: Int32, thread: Int32, named_barrier: int) -> None:
+        """K K^T to the place of K."""
+        p = self.problem
+        thread = _opaque(thread)
+        lane, warp = thread & 31, cute.arch.make_warp_uniform(thread >> 5)
+        kk = scores.issue(p.io, p.key, k_addr, k_addr)
+        inside = [BLOCK * warp + (lane >> 2) + 8 * half < valid for half in range(2)]
+        tiles.wait(0)
+        values = _cleaned(tiles.landed(kk), inside, valid)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
-        cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
-        stage.place(_opaque(lane), k_addr, record)
-        stage.put_zeros()
-        columns(inverse, warp, stage.lane, stage.put_t)
+        _Kept(k_addr, warp, lane).put(values)
+
+    def run_kept(
+        self, k_addr: Int32, record: Int64, scratch_addr: Int32, number: Int32, valid: Int32, thread: Int32, named_barrier: int
+    ) -> None:
+        """As ``run``, of what has been kept."""
+        thread = _opaque(thread)
+        lane, warp = thread & 31, cute.arch.make_warp_uniform(thread >> 5)
+        inside = [BLOCK * warp + (lane >> 2) + 8 * half < valid for half in range(2)]
+        stage = _Stage(self.problem, scratch_addr, _faded(number), warp, thread, lane)
+        stage.run(_Kept(k_addr, warp, lane), inside, k_addr + self.staging, record, named_barrier)
+
+
+def _faded(number: Any) -> Any:
+    return _FADED if isinstance(number, int) else _FADED + (number & 1) * (_SECOND - _FADED)
+
+
+class _Product:
+    """Blocks of K K^T in registers."""
+
+    def __init__(self, values: Sequence[Float32], decays: Diagonal) -> None:
+        self.values, self.decays = values, decays
+
+    def own(self, before: int) -> Sequence[Float32]:
+        return self.decays.own(self.values, before)
+
+    def far(self, m: int) -> Sequence[Float32]:
+        return self.values[8 * m : 8 * m + 8]
+
+
+class _Kept:
+    """Blocks of K K^T in shared memory, those of a thread where no other one reads."""
+
+    def __init__(self, place: Int32, warp: Int32, lane: Int32) -> None:
+        self.warp, self.place = warp, place + (warp * (warp + 1) >> 1) * 1024 + lane * 16
+
+    def put(self, values: Sequence[Float32]) -> None:
+        for m in range(BLOCKS):
+            w.when(self.warp >= m, partial(self.put_block, m, values))
+
+    def put_block(self, m: int, values: Sequence[Float32]) -> None:
+        for half in range(2):
+            first = 8 * m + 4 * half
+            w.store_words(self.place + m * 1024 + 512 * half, values[first : first + 4])
+
+    def own(self, before: int) -> Sequence[Float32]:
+        return self.far(self.warp - before)
+
+    def far(self, m: Any) -> Sequence[Float32]:
+        return [x for half in range(2) for x in w.load_words(self.place + m * 1024 + 512 * half, 4)]
 
 
 def _opaque(value: Int32) -> Int32:
@@ -181,21 +238,32 @@ class _Stage:
         self,
         p: Problem,
         scratch: Int32,
-        inverse: Int32,
+        faded: Any,
         warp: Int32,
         thread: Int32,
         lane: Int32,
     ) -> None:
-        self.problem, self.scratch, self.inverse, self.warp, self.lane = p, scratch, inverse, warp, lane
+        self.problem, self.scratch, self.faded, self.warp, self.lane = p, scratch, faded, warp, lane
+        self.inverse = scratch + _INVERSE
         self.lost: list[Any] = [None, None]
         self.norms: list[Float32] = []
         self.sums, self.betas = (self.of_rows(at) for at in (_SUMS, _BETAS))
         self.decays = Diagonal(thread, self.sums, self.of_block(_SUMS, warp))
 
+    def run(self, blocks: Any, inside: Sequence[Any], staging: Int32, record: Int64, named_barrier: int) -> None:
+        corner = self.put_lower(blocks)
+        self.put_vectors(record, inside)
+        invert_diagonal(self.inverse, self.warp, corner, self.lane)
+        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
+        cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
+        self.place(_opaque(self.lane), staging, record)
+        self.put_zeros()
+        columns(self.inverse, self.warp, self.lane, self.put_t)
+
     def place(self, lane: Int32, staging: Int32, record: Int64) -> None:
         """Behind what needs most registers: where T goes, by way of ``staging``."""
         self.lane = lane
-        staging += self.warp * (CHUNK * 32)
+        staging += self.warp * _STAGING_BYTES
         row, column = lane >> 1, lane & 1
         self.staged = staging + row * 32 + ((column ^ ((row >> 2) & 1)) << 4)
         # stmatrix: lanes have the lines of matrices (rows 0-7, 8-15) x (columns 0-7, 8-15); of T, they are (columns) x (rows).
@@ -208,15 +276,15 @@ class _Stage:
         place = self.scratch + at + 4 * BLOCK * self.warp + (self.lane >> 2) * 4
         return [w.load_words(place + 32 * half, 1)[0] for half in range(2)]
 
-    def of_block(self, at: int, block: Any) -> list[list[Float32]]:
+    def of_block(self, at: Any, block: Any) -> list[list[Float32]]:
         """A vector's values of the lane's columns in a block: [n][e]."""
         place = self.scratch + at + 4 * BLOCK * block + (self.lane & 3) * 8
         return [w.load_words(place + 32 * n, 2) for n in range(2)]
 
-    def put_lower(self, kk: Sequence[Float32]) -> list[Float32]:
+    def put_lower(self, blocks: Any) -> list[Float32]:
         """From K K^T to what the inverse reads."""
         warp, lane, decays = self.warp, self.lane, self.decays
-        own, scales = decays.own(kk), [-beta for beta in self.betas]
+        own, scales = blocks.own(0), [-beta for beta in self.betas]
         if self.problem.l2norm:
             # Of the 8 x 8 matrix (half, half) of the diagonal block.
             squares = [x + Float32(scores.NORM_EPSILON) for x in scores.diagonal([own[:2], own[6:]], lane)]
@@ -233,10 +301,10 @@ class _Stage:
             return scaled(values, rows, self.of_block(_BEHIND, m))
 
         def beside() -> None:
-            put_beside(self.inverse, warp, decayed(decays.own(kk, 1), warp - 1), lane)
+            put_beside(self.inverse, warp, decayed(blocks.own(1), warp - 1), lane)
 
         def far(m: int) -> None:
-            put_far(self.inverse, warp, m, decayed(kk[8 * m : 8 * m + 8], m), lane)
+            put_far(self.inverse, warp, m, decayed(blocks.far(m), m), lane)
 
         w.when(warp > 0, beside)
         for m in range(BLOCKS - 2):
@@ -268,7 +336,7 @@ class _Stage:
         if self.problem.l2norm:
             factors = [x * y for x, y in zip(factors, self.norms, strict=True)]
             inverses = self.of_block(_INVERSES, r)
-        words, faded = [], self.of_block(_FADED, r)
+        words, faded = [], self.of_block(self.faded, r)
         for n in range(2):
             for h in range(2):
                 pair = values[4 * n + 2 * h : 4 * n + 2 * h + 2]
@@ -279,7 +347,7 @@ class _Stage:
                     pair = [x + y * z for x, y, z in zip(pair, self.lost[h], faded[n], strict=True)]
                 words.append(w.pack(MMA, *pair))
                 self.lost[h] = [x - y for x, y in zip(pair, w.halves(words[-1]), strict=True)]
-        at = (r - c) * (BLOCK * 32)
+        at = ((r - c) & 1) * (BLOCK * 32)
         w.store_matrices(self.staging + at, words, transposed=True)
         cute.arch.sync_warp()
         store(self.t_place + Int64(r * (BLOCK * 128)), w.load_words(self.staged + at, 4, Uint32))
