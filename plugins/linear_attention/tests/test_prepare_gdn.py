@@ -85,6 +85,7 @@ class Harness:
             record, inside = out[number, None].iterator.toint(), valid[number]
             self.stage.run(smem + chunk * tile, record, scratch, inside, thread, 2)
             cute.arch.sync_threads()
+            self.stage.send(smem + chunk * tile, record, thread)
 
 
 @functools.cache

@@ -107,16 +107,20 @@ class PrepareGdnChunks:
                     self.several(smem.toint(), record, scratch, args, head, token, valid, first, thread)
                 else:
                     self.stage.run(smem.toint(), record, scratch, valid, thread, NAMED_BARRIER)
+                    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=THREADS)
+                    self.stage.send(smem.toint(), record, thread)
 
     @cute.jit
     def several(self, place: Int32, record: Int64, scratch: Int32, args: Args, head: Int32, token: Int32, valid: Int32, first: Boolean, thread: Int32):
         self.stage.keep(place, valid, thread, NAMED_BARRIER)
         for i in cutlass.range(self.each, unroll=1):
-            self.stage.run_kept(place, record + Int64(i) * self.layout.size, scratch, i, valid, thread, NAMED_BARRIER)
+            target = record + Int64(i) * self.layout.size
+            self.stage.run_kept(place, target, scratch, i, valid, thread, NAMED_BARRIER)
             if i + 1 < self.each:
                 if first:
                     self.stage.gates(args, head + i + 1, token, valid, scratch, thread & 31, i + 1)
-                cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=THREADS)
+            cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=THREADS)
+            self.stage.send(place, target, thread)
 
     @cute.jit
     def start(self, smem: cute.Pointer, k: tuple, args: Args, slot: Int32, head: Int32, lane: Int32):

@@ -59,7 +59,6 @@ _SUMS, _BETAS, _BEHIND, _FADED, _INVERSES, _INVERSE = (i * _VECTOR for i in rang
 _VALID = _INVERSE + INVERSE_BYTES
 _SECOND = _VALID + 16
 _KEPT_BYTES = BLOCKS * (BLOCKS + 1) // 2 * 1024
-_STAGING_BYTES = 1024  # of a warp
 """Places in scratch: of every token G, beta, exp(G of the next block's first token - G) and exp(G - G of 8 tokens before), 1 / nk; the inverse's;
 the number of tokens."""
 
@@ -73,7 +72,7 @@ class PrepareGdn:
         self.problem, self.heads = problem, heads
         self.scratch_bytes = _SECOND + (_VECTOR if heads > 1 else 0)
         self.staging = _KEPT_BYTES if heads > 1 else 0
-        self.place_bytes = max(problem.key * 128, self.staging + 4 * _STAGING_BYTES)
+        self.place_bytes = max(problem.key * 128, self.staging + CHUNK * 128)
         self.gate, self.beta = Gate.of(problem), Beta.of(problem)
 
     def parameters(self, args: Args, head: Int32) -> tuple[Float32, Float32]:
@@ -169,6 +168,13 @@ class PrepareGdn:
         stage.run(_Kept(k_addr, warp, lane), inside, k_addr + self.staging, record, named_barrier)
 
 
+    def send(self, k_addr: Int32, record: Int64, thread: Int32) -> None:
+        """T to memory, when the warps have met."""
+        place, target = k_addr + self.staging + thread * 16, record + Int64(thread * 16)
+        for words, at in [(w.load_words(place + at, 4, Uint32), at) for at in range(0, CHUNK * 128, 2048)]:
+            store(target, words, at)
+
+
 def _faded(number: Any) -> Any:
     return _FADED if isinstance(number, int) else _FADED + (number & 1) * (_SECOND - _FADED)
 
@@ -256,20 +262,15 @@ class _Stage:
         invert_diagonal(self.inverse, self.warp, corner, self.lane)
         cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
         cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
-        self.place(_opaque(self.lane), staging, record)
+        self.place(_opaque(self.lane), staging)
         self.put_zeros()
         columns(self.inverse, self.warp, self.lane, self.put_t)
 
-    def place(self, lane: Int32, staging: Int32, record: Int64) -> None:
+    def place(self, lane: Int32, staging: Int32) -> None:
         """Behind what needs most registers: where T goes, by way of ``staging``."""
         self.lane = lane
-        staging += self.warp * _STAGING_BYTES
-        row, column = lane >> 1, lane & 1
-        self.staged = staging + row * 32 + ((column ^ ((row >> 2) & 1)) << 4)
         # stmatrix: lanes have the lines of matrices (rows 0-7, 8-15) x (columns 0-7, 8-15); of T, they are (columns) x (rows).
-        line = (lane & 7) + 8 * (lane >> 4)
-        self.staging = staging + line * 32 + (((lane >> 3 & 1) ^ ((line >> 2) & 1)) << 4)
-        self.t_place = record + Int64(row * 128 + (((2 * self.warp + column) ^ (row & 7)) << 4))
+        self.t_place = staging + ((lane & 7) + 8 * (lane >> 4)) * 128 + (((lane >> 3 & 1) ^ (lane & 7) ^ (2 * self.warp)) << 4)
 
     def of_rows(self, at: int) -> list[Float32]:
         """A vector's values of the lane's rows g and g + 8."""
@@ -347,15 +348,12 @@ class _Stage:
                     pair = [x + y * z for x, y, z in zip(pair, self.lost[h], faded[n], strict=True)]
                 words.append(w.pack(MMA, *pair))
                 self.lost[h] = [x - y for x, y in zip(pair, w.halves(words[-1]), strict=True)]
-        at = ((r - c) & 1) * (BLOCK * 32)
-        w.store_matrices(self.staging + at, words, transposed=True)
-        cute.arch.sync_warp()
-        store(self.t_place + Int64(r * (BLOCK * 128)), w.load_words(self.staged + at, 4, Uint32))
+        w.store_matrices(self.t_place + r * (BLOCK * 128), words, transposed=True)
 
     def put_zeros(self) -> None:
         """Above the blocks of T on its diagonal."""
         for m in range(BLOCKS - 1):
-            w.when(self.warp > m, partial(store, self.t_place, [Uint32(0)] * 4, m * (BLOCK * 128)))
+            w.when(self.warp > m, partial(w.store_words, self.t_place + m * (BLOCK * 128), [Uint32(0)] * 4))
 
 
 def store(address: Int64, words: Sequence[Any], offset: int = 0) -> None:
