@@ -80,7 +80,7 @@ class Harness:
         for chunk in cutlass.range(CHUNKS, unroll=1):
             number = cta * CHUNKS + chunk
             if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == chunk:
-                self.stage.gates(args, Int32(HEAD), number * 64, valid[number], scratch, thread & 31)
+                self.stage.tokens.put(args, Int32(HEAD), number * 64, valid[number], scratch, thread & 31)
             cute.arch.sync_threads()
             record, inside = out[number, None].iterator.toint(), valid[number]
             self.stage.run(smem + chunk * tile, record, scratch, inside, thread, 2)

@@ -1,14 +1,15 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
-"""The prepare kernel of GDN: T and the vectors of all chunks to their ``records``. A CTA of a warpgroup makes one: a chunk of one head.
+"""The prepare kernel of GDN: T and the vectors of all chunks to their ``records``. A CTA of a warpgroup makes those of a chunk for some heads
+that share K: up to four, of one group.
 
     mbarrier; what came before is over   launch_dependents, griddepcontrol.wait
-    warp 3: its chunk, from cu_seqlens   K by TMA; its gates, ``PrepareGdn.gates``; a later CTA's K to the L2 cache
+    warp 3: its chunk, from cu_seqlens   K by TMA; the first head's gates; a later CTA's K to the L2 cache
     mbarrier                             K and the gates are there
-    ``PrepareGdn.run``                   K K^T; then T and the vectors to memory
+    ``PrepareGdn``, head by head         K K^T, once; the inverse; vectors to memory; T to shared memory; warp 3: the next head's gates
+    barrier                              T to memory
 
-Seven CTAs share an SM, with 72 registers a thread and 28 KB of shared memory each. Warps store what they have made and end: a bulk copy of the
-record would keep a CTA's place until it has been read. The last chunks come first: the scan begins with the first ones, which are then in the
-L2 cache. Slots that no chunk has are left alone.
+Seven CTAs share an SM, with 72 registers a thread and 28 KB of shared memory each, 31 KB where there are several heads. The last chunks come
+first: the scan begins with the first ones, which are then in the L2 cache. Slots that no chunk has are left alone.
 
 Imported by the prefill's host function.
 """
@@ -34,7 +35,7 @@ from .prepare_gdn import PrepareGdn
 __all__ = ["PrepareGdnChunks"]
 
 THREADS = 128
-MOST_HEADS = 4  # of a CTA: they share K and K K^T
+MOST_HEADS = 4  # of a CTA
 RESIDENT = 7  # CTAs of an SM
 NAMED_BARRIER, WARP_BARRIER = 1, 2  # 0 is the CTA's
 FIRST = 3  # the warp that the others wait for: it has the fewest columns
@@ -45,11 +46,11 @@ class PrepareGdnChunks:
     """For a problem of variant "gdn". ``launch`` is for host functions, at trace time."""
 
     def __init__(self, problem: Problem) -> None:
-        self.group = problem.heads // problem.heads_k
-        self.each = max(i for i in range(1, MOST_HEADS + 1) if self.group % i == 0)
+        self.group = problem.heads // problem.heads_k  # heads that share K
+        self.each = max(count for count in range(1, MOST_HEADS + 1) if self.group % count == 0)  # of a CTA
         self.problem, self.stage = problem, PrepareGdn(problem, self.each)
         self.layout, self.tile = record_layout(problem), problem.key * LINE
-        # K; scratch; the mbarrier of the load and the gates
+        # K, and what takes its place; scratch; the mbarrier of the load and the gates
         self.scratch_at = self.stage.place_bytes
         self.barrier_at = self.scratch_at + self.stage.scratch_bytes
         self.shared_bytes = self.barrier_at + _BARRIER_BYTES
@@ -100,39 +101,52 @@ class PrepareGdnChunks:
             if first:
                 self.start(smem, k, args, slot, head, thread & 31)
             cute.arch.mbarrier_wait(self.loaded(smem), 0)
-            token, valid = self.stage.announced(scratch)
+            token, valid = self.stage.tokens.announced(scratch)
             if valid > 0:
                 record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
                 if cutlass.const_expr(self.each > 1):
-                    self.several(smem.toint(), record, scratch, args, head, token, valid, first, thread)
+                    self.make_several(smem.toint(), record, scratch, args, head, token, valid, first, thread)
                 else:
                     self.stage.run(smem.toint(), record, scratch, valid, thread, NAMED_BARRIER)
-                    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=THREADS)
-                    self.stage.send(smem.toint(), record, thread)
+                    self.send(smem.toint(), record, thread)
 
     @cute.jit
-    def several(self, place: Int32, record: Int64, scratch: Int32, args: Args, head: Int32, token: Int32, valid: Int32, first: Boolean, thread: Int32):
+    def make_several(
+        self,
+        place: Int32,
+        record: Int64,
+        scratch: Int32,
+        args: Args,
+        head: Int32,
+        token: Int32,
+        valid: Int32,
+        first: Boolean,
+        thread: Int32,
+    ):
+        """The records of ``each`` heads from ``head`` on, K and the gates of the first one being there."""
         self.stage.keep(place, valid, thread, NAMED_BARRIER)
         for i in cutlass.range(self.each, unroll=1):
             target = record + Int64(i) * self.layout.size
             self.stage.run_kept(place, target, scratch, i, valid, thread, NAMED_BARRIER)
-            if i + 1 < self.each:
-                if first:
-                    self.stage.gates(args, head + i + 1, token, valid, scratch, thread & 31, i + 1)
-            cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=THREADS)
-            self.stage.send(place, target, thread)
+            if first & (i + 1 < self.each):
+                self.stage.tokens.put(args, head + i + 1, token, valid, scratch, thread & 31, i + 1)
+            self.send(place, target, thread)
+
+    def send(self, place: Int32, record: Int64, thread: Int32) -> None:
+        cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=THREADS)
+        self.stage.send(place, record, thread)
 
     @cute.jit
     def start(self, smem: cute.Pointer, k: tuple, args: Args, slot: Int32, head: Int32, lane: Int32):
-        """Find the slot's chunk, load K and prepare the gates. By a warp."""
+        """Find the slot's chunk, load K, put the gates of the first head. By a warp."""
         p, scratch, chunk = self.problem, smem.toint() + self.scratch_at, find_chunk(args, slot)
         if chunk.valid > 0:
             if lane == 0:
                 cute.arch.mbarrier_expect_tx(self.loaded(smem), self.tile)
             self.load(k, smem, chunk.first, head * p.heads_k // p.heads, self.loaded(smem))
             cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)  # or ptxas puts the load behind the gates
-            self.stage.gates(args, head, chunk.first, chunk.valid, scratch, lane)
-        self.stage.announce(scratch, chunk.first, chunk.valid)
+            self.stage.tokens.put(args, head, chunk.first, chunk.valid, scratch, lane)
+        self.stage.tokens.announce(scratch, chunk.first, chunk.valid)
         cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)
         if lane == 0:
             cute.arch.mbarrier_arrive(self.loaded(smem))
