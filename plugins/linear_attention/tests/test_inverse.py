@@ -47,7 +47,7 @@ class Inverses:
     @cute.kernel
     def kernel(self, n: cute.Tensor, a: cute.Tensor):
         thread, matrix = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
-        scratch = SmemAllocator().allocate(inverse.SCRATCH_BYTES, 16).toint()
+        scratch = SmemAllocator().allocate(inverse.SCRATCH_BYTES, 128).toint()
         lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         self.put(n, matrix, scratch, lane, warp)
 
@@ -59,7 +59,8 @@ class Inverses:
             cute.arch.sync_threads()
             inverse.unit_lower_inverse(scratch, thread, BARRIER, emit, grouped=self.grouped)
         else:
-            inverse.invert_diagonal(scratch, warp, lane)
+            corner = [n[matrix, 16 * warp + i, 16 * warp + j] for i, j in fragment(lane)[2:4]]
+            inverse.invert_diagonal(scratch, warp, corner, lane)
             cute.arch.barrier(barrier_id=BARRIER, number_of_threads=128)
             inverse.columns(scratch, warp, lane, emit)
 

@@ -16,11 +16,13 @@ from _gdn import A_LOG, BIAS, CHUNK, check_chunk, decoded
 from _kernels import Case, counted
 from cutlass import Int64, cute
 from linear_attention.kernels.arguments import unpack
-from linear_attention.kernels.prepare_chunks_gdn import PrepareGdnChunks
+from linear_attention.kernels.prepare_chunks_gdn import RESIDENT, PrepareGdnChunks
 from linear_attention.problem import Problem
 from linear_attention.records import record_layout, record_slots, records_bytes
 
 UNTOUCHED = 0xA5
+SHARED = 228 * 1024  # of an SM
+RESERVED = 1024  # of them a CTA
 
 
 class Alone:
@@ -79,6 +81,12 @@ def check(case, **options):
     return owned
 
 
+@pytest.mark.parametrize("key", [64, 128])
+@pytest.mark.parametrize("heads", [(1, 1, 1), (1, 1, 4)])
+def test_shared_memory_has_room_for_the_resident_ctas(key, heads):
+    assert RESIDENT * (PrepareGdnChunks(problem(key, heads)).shared_bytes + RESERVED) <= SHARED
+
+
 @pytest.mark.parametrize(("schedule", "seed"), [("late", 0), ("random", 3)])
 def test_sequences_with_tails_and_one_of_none(schedule, seed):
     owned = check(Case(problem(), (70, 0, 17), before=5, after=9, seed=1), schedule=schedule, seed=seed)
@@ -93,6 +101,19 @@ def test_128_channels_with_norms(schedule, seed):
 
 def test_groups_of_heads_and_no_boundaries():
     check(Case(problem(heads=(2, 2, 4), index_dtype="", io="float16"), (66,), seed=3))
+
+
+@pytest.mark.parametrize(("group", "each"), [(1, 1), (4, 4), (5, 1), (6, 3), (8, 4)])
+def test_a_cta_makes_up_to_four_heads_that_share_k(group, each):
+    assert PrepareGdnChunks(problem(heads=(1, 1, group))).each == each
+    assert PrepareGdnChunks(problem(heads=(2 * group, 2, 1))).each == each
+
+
+@pytest.mark.parametrize(("heads", "schedule"), [((1, 1, 4), "late"), ((1, 1, 6), "random")])
+def test_several_heads_of_a_cta(heads, schedule):
+    p = problem(128, heads, l2norm=True, safe="softplus", a_log_dtype="float32", bias_dtype="float32")
+    owned = check(Case(p, (20, 64), before=70, seed=6), schedule=schedule, seed=1)
+    assert not owned.all()
 
 
 @pytest.mark.L2

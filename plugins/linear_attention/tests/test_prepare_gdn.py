@@ -66,10 +66,8 @@ class Harness:
                a_log: cute.Tensor, bias: cute.Tensor, out: cute.Tensor):  # fmt: skip
         thread, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         p, stage, tile = self.problem, self.stage, TILE * self.panels
-        size = CHUNKS * (tile + OUT) + stage.scratch_bytes
-        smem = SmemAllocator().allocate(size, 1024).toint()
-        results = smem + CHUNKS * tile
-        scratch = results + CHUNKS * OUT
+        smem = SmemAllocator().allocate(CHUNKS * tile + stage.scratch_bytes, 1024).toint()
+        scratch = smem + CHUNKS * tile
         words = p.key // 2
         for at in cutlass.range(thread, CHUNKS * 64 * words, 128):
             row, word = at // words, at % words
@@ -78,22 +76,16 @@ class Harness:
             place = smem + chunk * tile + word * 4 // LINE * TILE + (byte ^ ((byte >> 3) & 0x70))
             w.store_words(place, [k[cta * CHUNKS * 64 + row, word]])
         tiles.fence_shared()
-        cute.arch.sync_threads()
         args = SimpleNamespace(g=g, beta=beta, a_log=a_log, dt_bias=bias)
-        parameters = stage.parameters(args, HEAD)
         for chunk in cutlass.range(CHUNKS, unroll=1):
             number = cta * CHUNKS + chunk
-            inside = valid[number]
-            gates = self.stage.gates(args, Int32(HEAD), number * 64, inside, thread)
-            result = results + chunk * OUT
-            self.stage.run(smem + chunk * tile, result, result + TILE, scratch, *gates, *parameters, inside, thread, 2)
+            if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == chunk:
+                self.stage.tokens.put(args, Int32(HEAD), number * 64, valid[number], scratch, thread & 31)
             cute.arch.sync_threads()
-        if thread == 0:  # by the async proxy, which is what reads them in a kernel
-            for chunk in cutlass.range_constexpr(CHUNKS):
-                target = out[cta * CHUNKS + chunk, None].iterator.toint()
-                text = f"cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], {OUT};"
-                w.asm(text, [], [target, results + chunk * OUT], effects=True)
-            w.asm("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;", [], [], effects=True)
+            record, inside = out[number, None].iterator.toint(), valid[number]
+            self.stage.run(smem + chunk * tile, record, scratch, inside, thread, 2)
+            cute.arch.sync_threads()
+            self.stage.send(smem + chunk * tile, record, thread)
 
 
 @functools.cache

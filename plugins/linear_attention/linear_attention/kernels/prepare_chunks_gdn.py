@@ -1,13 +1,15 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
-"""The prepare kernel of GDN: T and the vectors of all chunks to their ``records``. A CTA of a warpgroup makes one: a chunk of one head.
+"""The prepare kernel of GDN: T and the vectors of all chunks to their ``records``. A CTA of a warpgroup makes those of a chunk for some heads
+that share K: up to four, of one group.
 
     mbarrier; what came before is over   launch_dependents, griddepcontrol.wait
-    its chunk, from cu_seqlens           K by TMA, gates in flight
-    ``PrepareGdn``                       K K^T; then T and the vectors to the place of K
-    barrier                              the record to memory, one bulk copy
+    warp 3: its chunk, from cu_seqlens   K by TMA; the first head's gates; a later CTA's K to the L2 cache
+    mbarrier                             K and the gates are there
+    ``PrepareGdn``, head by head         K K^T, once; the inverse; vectors to memory; T to shared memory; warp 3: the next head's gates
+    barrier                              T to memory
 
-A stage of ``PrepareGdn`` waits more than it computes: six CTAs share an SM, with 80 registers a thread and 27 KB of shared memory each. The last
-chunks come first: the scan begins with the first ones, which are then in the L2 cache. Slots that no chunk has are left alone.
+Seven CTAs share an SM, with 72 registers a thread and 28 KB of shared memory each, 31 KB where there are several heads. The last chunks come
+first: the scan begins with the first ones, which are then in the L2 cache. Slots that no chunk has are left alone.
 
 Imported by the prefill's host function.
 """
@@ -18,7 +20,7 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
@@ -26,16 +28,17 @@ from ..layout import ALIGNMENT, LINE
 from ..problem import CHUNK, Problem
 from ..records import record_layout
 from .arguments import ELEMENTS, Args
-from .chunks import find_chunk, send
+from .chunks import find_chunk
 from .loads import tile_layout
 from .prepare_gdn import PrepareGdn
-from .tiles import fence_shared
 
 __all__ = ["PrepareGdnChunks"]
 
 THREADS = 128
-RESIDENT = 6  # CTAs of an SM
-NAMED_BARRIER = 1  # 0 is the CTA's
+MOST_HEADS = 4  # of a CTA
+RESIDENT = 7  # CTAs of an SM
+NAMED_BARRIER, WARP_BARRIER = 1, 2  # 0 is the CTA's
+FIRST = 3  # the warp that the others wait for: it has the fewest columns
 _BARRIER_BYTES = 16
 
 
@@ -43,20 +46,21 @@ class PrepareGdnChunks:
     """For a problem of variant "gdn". ``launch`` is for host functions, at trace time."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.stage = problem, PrepareGdn(problem)
-        self.layout = layout = record_layout(problem)
-        self.tile = problem.key * LINE
-        # K, then the record in its place; scratch; the mbarrier of the load
-        self.scratch_at = max(self.tile, layout.used)
+        self.group = problem.heads // problem.heads_k  # heads that share K
+        self.each = max(count for count in range(1, MOST_HEADS + 1) if self.group % count == 0)  # of a CTA
+        self.problem, self.stage = problem, PrepareGdn(problem, self.each)
+        self.layout, self.tile = record_layout(problem), problem.key * LINE
+        # K, and what takes its place; scratch; the mbarrier of the load and the gates
+        self.scratch_at = self.stage.place_bytes
         self.barrier_at = self.scratch_at + self.stage.scratch_bytes
-        self.shared_bytes = self.barrier_at + _BARRIER_BYTES  # 26,896 for 128 channels, 19,728 for 64
+        self.shared_bytes = self.barrier_at + _BARRIER_BYTES
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
         """Write the records of ``args`` to its workspace."""
         slots = args.tokens // CHUNK + args.sequences
         inside = args._replace(q=None, k=None, v=None, o=None, initial_state=None, final_state=None, state_indices=None)
         self.kernel(self.atom(args.k), inside).launch(
-            grid=[cutlass.max(slots * self.problem.heads, 1), 1, 1],
+            grid=[cutlass.max(slots * (self.problem.heads // self.each), 1), 1, 1],
             block=[THREADS, 1, 1],
             min_blocks_per_mp=RESIDENT,
             preferred_smem_carveout=100,  # else the compiler asks the driver for it
@@ -76,13 +80,15 @@ class PrepareGdnChunks:
     @cute.kernel
     def kernel(self, k: tuple, args: Args):
         """The kernel: see the module's text."""
-        heads = self.problem.heads
+        heads = self.problem.heads // self.each
         index, _, _ = cute.arch.block_idx()
         slot = index // heads
-        head = index - slot * heads
+        head = (index - slot * heads) * self.each
         slot = cute.arch.grid_dim()[0] // heads - 1 - slot
         smem = SmemAllocator().allocate(self.shared_bytes, ALIGNMENT)
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+        thread, _, _ = cute.arch.thread_idx()
+        first = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == FIRST
+        if first:
             cpasync.prefetch_descriptor(k[0])
             with cute.arch.elect_one():
                 cute.arch.mbarrier_init(self.loaded(smem), 1)
@@ -91,43 +97,91 @@ class PrepareGdnChunks:
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
         if args.sequences > 0:
-            chunk = find_chunk(args, slot)
-            if chunk.valid > 0:
-                self.prepare(smem, k, args, chunk.first, chunk.valid, slot, head)
+            scratch = smem.toint() + self.scratch_at
+            if first:
+                self.start(smem, k, args, slot, head, thread & 31)
+            cute.arch.mbarrier_wait(self.loaded(smem), 0)
+            token, valid = self.stage.tokens.announced(scratch)
+            if valid > 0:
+                record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
+                if cutlass.const_expr(self.each > 1):
+                    self.make_several(smem.toint(), record, scratch, args, head, token, valid, first, thread)
+                else:
+                    self.stage.run(smem.toint(), record, scratch, valid, thread, NAMED_BARRIER)
+                    self.send(smem.toint(), record, thread)
 
     @cute.jit
-    def prepare(self, smem: cute.Pointer, k: tuple, args: Args, first: Int32, valid: Int32, slot: Int32, head: Int32):
-        """The record of the chunk whose first token is ``first``."""
-        p, layout, thread, base = self.problem, self.layout, cute.arch.thread_idx()[0], smem.toint()
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
-            if thread == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(self.loaded(smem), self.tile)
-            self.load(k, smem, first, head * p.heads_k // p.heads, self.loaded(smem))
-        gates = self.stage.gates(args, head, first, valid, thread)
-        parameters = self.stage.parameters(args, head)
-        cute.arch.mbarrier_wait(self.loaded(smem), 0)
-        self.stage.run(
-            base, base + layout.t, base + layout.decay, base + self.scratch_at, *gates, *parameters,
-            valid, thread, NAMED_BARRIER,
-        )  # fmt: skip
-        fence_shared()
-        cute.arch.sync_threads()
-        if thread == 0:
-            record = args.workspace.toint() + (Int64(slot) * p.heads + head) * layout.size
-            send(base, record, (0, layout.used))
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+    def make_several(
+        self,
+        place: Int32,
+        record: Int64,
+        scratch: Int32,
+        args: Args,
+        head: Int32,
+        token: Int32,
+        valid: Int32,
+        first: Boolean,
+        thread: Int32,
+    ):
+        """The records of ``each`` heads from ``head`` on, K and the gates of the first one being there."""
+        self.stage.keep(place, valid, thread, NAMED_BARRIER)
+        for i in cutlass.range(self.each, unroll=1):
+            target = record + Int64(i) * self.layout.size
+            self.stage.run_kept(place, target, scratch, i, valid, thread, NAMED_BARRIER)
+            if first & (i + 1 < self.each):
+                self.stage.tokens.put(args, head + i + 1, token, valid, scratch, thread & 31, i + 1)
+            self.send(place, target, thread)
+
+    def send(self, place: Int32, record: Int64, thread: Int32) -> None:
+        cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=THREADS)
+        self.stage.send(place, record, thread)
+
+    @cute.jit
+    def start(self, smem: cute.Pointer, k: tuple, args: Args, slot: Int32, head: Int32, lane: Int32):
+        """Find the slot's chunk, load K, put the gates of the first head. By a warp."""
+        p, scratch, chunk = self.problem, smem.toint() + self.scratch_at, find_chunk(args, slot)
+        if chunk.valid > 0:
+            if lane == 0:
+                cute.arch.mbarrier_expect_tx(self.loaded(smem), self.tile)
+            self.load(k, smem, chunk.first, head * p.heads_k // p.heads, self.loaded(smem))
+            cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)  # or ptxas puts the load behind the gates
+            self.stage.tokens.put(args, head, chunk.first, chunk.valid, scratch, lane)
+        self.stage.tokens.announce(scratch, chunk.first, chunk.valid)
+        cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)
+        if lane == 0:
+            cute.arch.mbarrier_arrive(self.loaded(smem))
+        self.prefetch_next(k, args, chunk.first, slot, head)
+
+    @cute.jit
+    def prefetch_next(self, k: tuple, args: Args, first: Int32, slot: Int32, head: Int32):
+        """Bring K of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one sequence.
+        By a warp."""
+        p = self.problem
+        ahead = (args.sms * (RESIDENT * self.each) + p.heads - 1) // p.heads
+        if (ahead <= slot) & (head % self.group == 0):
+            copy, _ = k
+            tiles = self.tiles(k, cutlass.max(first - ahead * CHUNK, 0))
+            shared = self.shared(cute.make_ptr(ELEMENTS[p.io], 0, cute.AddressSpace.smem, assumed_align=ALIGNMENT))
+            _, source = cpasync.tma_partition(copy, 0, cute.make_layout(1), shared, cute.group_modes(tiles, 0, 2))
+            cute.prefetch(copy, source[(None, head // self.group)])
 
     def loaded(self, smem: cute.Pointer) -> cute.Pointer:
         return cute.recast_ptr(smem + self.barrier_at, dtype=Int64)
 
     def load(self, atom: tuple[Any, Any], place: cute.Pointer, token: Int32, head: Int32, target: cute.Pointer) -> None:
         """64 tokens from ``token`` on; those past the last one are zeros. By a warp."""
-        copy, tensor = atom
-        layout = tile_layout(self.problem.io, self.problem.key)
-        shared = cute.make_tensor(
-            cute.recast_ptr(place, layout.inner, ELEMENTS[self.problem.io]), cute.group_modes(layout.outer, 0, 2)
+        copy, _ = atom
+        tiles = self.tiles(atom, token)
+        to, source = cpasync.tma_partition(
+            copy, 0, cute.make_layout(1), self.shared(place), cute.group_modes(tiles, 0, 2)
         )
-        moved = cute.domain_offset((token, 0, 0), tensor)
-        tiles = cute.local_tile(moved, (CHUNK, self.problem.key), (0, 0, None))
-        to, source = cpasync.tma_partition(copy, 0, cute.make_layout(1), shared, cute.group_modes(tiles, 0, 2))
         cute.copy(copy, source[(None, head)], to, tma_bar_ptr=target)
+
+    def tiles(self, atom: tuple[Any, Any], token: Int32) -> cute.Tensor:
+        moved = cute.domain_offset((token, 0, 0), atom[1])
+        return cute.local_tile(moved, (CHUNK, self.problem.key), (0, 0, None))
+
+    def shared(self, place: cute.Pointer) -> cute.Tensor:
+        layout = tile_layout(self.problem.io, self.problem.key)
+        pointer = cute.recast_ptr(place, layout.inner, ELEMENTS[self.problem.io])
+        return cute.make_tensor(pointer, cute.group_modes(layout.outer, 0, 2))

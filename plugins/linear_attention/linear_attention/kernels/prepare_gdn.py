@@ -1,5 +1,5 @@
 # ruff: noqa: ANN202  the DSL reads return annotations
-"""The prepare stage of GDN: T and the vectors of a chunk from its K tile and its gates, by one warpgroup, in shared memory.
+"""The prepare stage of GDN: T and the vectors of a chunk from its K tile and its gates, by one warpgroup.
 
 With S = K K^T, g the log decays of tokens, G their inclusive sum, G_C that of the last valid token, nk = 1/sqrt(S_ii + 1e-6) (1 without
 l2norm), L_ij = beta_i nk_i nk_j S_ij below the diagonal, A = (I + L)^-1:
@@ -7,22 +7,24 @@ l2norm), L_ij = beta_i nk_i nk_j S_ij below the diagonal, A = (I + L)^-1:
     T_ij = exp(G_i - G_j) A_ij beta_j        j <= i, else 0
     a_j = exp(G_j) nk_j     c_j = exp(G_C - G_j) nk_j     and G, nk, for what ``scores_gdn`` makes
 
-T is 64 x 64 of ``layout.MMA``, i the line (``tiles``); the vectors are fp32 [64], in ``records.VECTORS``' places. Of tokens from ``valid`` on,
-rows and columns of T, a, c and nk are 0, whatever K, g and beta hold there; G is G_C.
+T is 64 x 64 of ``layout.MMA``, i the line (``tiles``); the vectors are fp32 [64], in ``records.VECTORS``' places behind it. Of tokens from ``valid``
+on, rows and columns of T, a, c and nk are 0, whatever K, g and beta hold there; G is G_C.
 
 What is computed instead: A' = (I + L')^-1 with L'_ij = exp(G_i - G_j) beta_i nk_i^2 S_ij, as then T_ij = A'_ij beta_j nk_j / nk_i: only the row's own
 norm is needed before the inverse, and none of the gates after it. exp(G_i - G_j) of blocks below the diagonal is the product of two
-factors, with the sum of the row block's first token between them. All exponents are to base 2, and so is G in memory. Every warp sums all
-gates, two tokens a lane. A log decay counts as at least -128 (base 2), which is 0 in fp32: so G stays small, and the decays after a reset
-of the state keep their digits.
+factors, with the sum of the first token behind the column block between them. All exponents are to base 2, and so is G in memory. One warp
+sums the gates (``gdn_tokens``).
 
 What rounding takes from T_ij is added to T_i+8,j, decayed: errors of rows whose sum cancels, cancel too. With 64 equal keys and beta 0.999 the
 error of O goes from 6e-3 to 3e-3 (model of the scan in fp64, with T in fp16).
 
-    wgmma K K^T in flight          gates, G
-    K K^T                          warp r: rows 16r to 16r + 15 of -L' to shared memory, 1 / nk; its blocks of the inverse
+    wgmma K K^T in flight          decays of the blocks on the diagonal
+    K K^T                          warp r: rows 16r to 16r + 15 of -L' to shared memory, 1 / nk; the vectors to memory; its blocks of the inverse
     barrier
-                                   warp c: columns 16c to 16c + 15 of A' and T, rows of the vectors; fence
+                                   warp c: columns 16c to 16c + 15 of A' and T, T to shared memory
+    barrier, the caller's          T to memory, whole lines
+
+Heads that share K share K K^T: with several of them it is kept in the place of K, a thread's values where that thread alone reads them.
 
 All warps run one stream of instructions (``inverse.columns``): registers are chosen by selects, places by the warp. Imported by
 ``prepare_chunks_gdn``.
@@ -30,119 +32,115 @@ All warps run one stream of instructions (``inverse.columns``): registers are ch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import cutlass
-from cutlass import Float32, Int32, Uint32, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from ..layout import MMA
 from ..problem import CHUNK, Problem
 from ..records import VECTORS
 from . import scores, tiles
 from . import warp as w
-from .arguments import Args
-from .decays import Decays, scaled, spread
-from .gates import Beta, Gate
+from .decays import Diagonal, scaled
+from .gdn_tokens import Tokens
 from .inverse import BLOCK, BLOCKS, columns, invert_diagonal, put_beside, put_diagonal, put_far
 from .inverse import SCRATCH_BYTES as INVERSE_BYTES
 
 __all__ = ["PrepareGdn"]
 
-_LOG2_E = math.log2(math.e)
-_SMALLEST = -128.0  # of a log decay, to base 2
-_INVERSES = INVERSE_BYTES  # place in scratch of 1 / nk
-
-
-class _Tokens(NamedTuple):
-    """A warp's sums of gates (base 2) and betas, two tokens a lane, and the last sum."""
-
-    sums: tuple[Float32, Float32]
-    betas: tuple[Float32, Float32]
-    total: Float32
+_VECTOR = 4 * CHUNK  # bytes of a value a token
+_INVERSES, _TOKENS = (
+    INVERSE_BYTES,
+    INVERSE_BYTES + _VECTOR,
+)  # places in scratch, behind the inverse's: 1 / nk, and what is known of tokens
+_TILE_BYTES = CHUNK * 128  # of T
+_BLOCK_BYTES = 1024  # of a block of K K^T that is kept
+_KEPT_BYTES = BLOCKS * (BLOCKS + 1) // 2 * _BLOCK_BYTES
 
 
 class PrepareGdn:
-    """Of a problem with the variant gdn, whose ``io`` is the type of the K tile.
+    """Of a problem with the variant gdn, whose ``io`` is the type of the K tile. ``heads``: of a CTA, which share K.
 
-    ``scratch_bytes``: what ``run`` needs at ``scratch_addr``."""
+    A head's record: ``tokens.put`` by a warp; then ``run``, of one head, or once ``keep`` and then ``run_kept``, of several; then ``send``. All
+    warps meet before each of them.
 
-    scratch_bytes = INVERSE_BYTES + 4 * CHUNK
+    k_addr          the tile, complete, at the first of ``place_bytes`` bytes, which are overwritten
+    scratch_addr    ``scratch_bytes`` for this warpgroup alone, at a 128-byte boundary
+    record          address in memory of T and the vectors
+    valid           tokens of the chunk, 1 to 64
+    thread          0 to 127 of a warpgroup
+    named_barrier   a hardware barrier for this warpgroup alone
+    """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, heads: int = 1) -> None:
         self.problem = problem
-        self.gate, self.beta = Gate.of(problem), Beta.of(problem)
-
-    def parameters(self, args: Args, head: Int32) -> tuple[Float32, Float32]:
-        """Amplitude and bias of a head's gate, for ``run``."""
-        amplitude, bias = Float32(1.0), Float32(0.0)
-        if self.problem.a_log_dtype:
-            amplitude = self.gate.amplitude(Float32(args.a_log[head]))
-        if self.problem.bias_dtype:
-            bias = Float32(args.dt_bias[head])
-        return amplitude, bias
-
-    def gates(self, args: Args, head: Int32, first_token: Int32, valid: Int32, thread: Int32) -> tuple[Any, Any]:
-        """(g, beta) for ``run``: of tokens 2 lane and 2 lane + 1 of the chunk, a pair each, as they lie in memory. The loads may be issued a
-        chunk ahead. Tokens from ``valid`` (1 to 64) on are not read."""
-        places = [first_token + cutlass.min(2 * (thread % 32) + i, valid - 1) for i in range(2)]
-        return tuple(args.g[at, head] for at in places), tuple(args.beta[at, head] for at in places)
+        self.tokens = Tokens(problem, _TOKENS, heads)
+        self.scratch_bytes = self.tokens.stop
+        self.t_at = _KEPT_BYTES if heads > 1 else 0  # from ``k_addr``
+        self.place_bytes = max(problem.key * 128, self.t_at + _TILE_BYTES)
 
     def run(
+        self, k_addr: Int32, record: Int64, scratch_addr: Int32, valid: Int32, thread: Int32, named_barrier: int
+    ) -> None:
+        """Of the only head: T to its place in shared memory, the vectors to memory."""
+        warp, lane = _numbers(thread)
+        kk = scores.issue(self.problem.io, self.problem.key, k_addr, k_addr)
+        stage = _Stage(self, scratch_addr, 0, thread, warp, lane)
+        inside = _inside(warp, lane, valid)
+        tiles.wait(0)
+        blocks = _Product(_cleaned(tiles.landed(kk), inside, valid), stage.diagonal)
+        stage.run(blocks, inside, k_addr + self.t_at, record, named_barrier)
+
+    def keep(self, k_addr: Int32, valid: Int32, thread: Int32, named_barrier: int) -> None:
+        """K K^T to the place of K."""
+        warp, lane = _numbers(thread)
+        kk = scores.issue(self.problem.io, self.problem.key, k_addr, k_addr)
+        inside = _inside(warp, lane, valid)
+        tiles.wait(0)
+        values = _cleaned(tiles.landed(kk), inside, valid)
+        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)  # all have read K
+        _Kept(k_addr, warp, lane).put(values)
+
+    def run_kept(
         self,
         k_addr: Int32,
-        t_addr: Int32,
-        vec_addr: Int32,
+        record: Int64,
         scratch_addr: Int32,
-        g: Sequence[Any],
-        beta: Sequence[Any],
-        amplitude: Float32,
-        bias: Float32,
+        number: Int32,
         valid: Int32,
         thread: Int32,
         named_barrier: int,
     ) -> None:
-        """One chunk, by the 128 threads ``thread`` of a warpgroup.
+        """``run`` of the CTA's head ``number``, from what has been kept."""
+        warp, lane = _numbers(thread)
+        stage = _Stage(self, scratch_addr, number, thread, warp, lane)
+        stage.run(
+            _Kept(k_addr, warp, lane), _inside(warp, lane, valid), k_addr + self.t_at, record, named_barrier
+        )  # fmt: skip
 
-        k_addr                        the tile, complete
-        t_addr, vec_addr              8192 and 1024 bytes, written when all warps have read the tile, in whose place they may lie; a thread's
-                                      own writes are fenced for the async proxy
-        scratch_addr                  ``scratch_bytes`` for this warpgroup alone; its warps have met since an earlier run
-        g, beta, amplitude, bias      of ``gates`` and ``parameters``
-        valid                         tokens of the chunk, 1 to 64
-        named_barrier                 a hardware barrier for this warpgroup alone
-        """
-        p = self.problem
-        # Opaque to the compiler, which would move the addresses out of the loop over chunks, and spill them.
-        lane = w.asm("mov.b32 $0, $1;", [Int32], [thread % 32], effects=True)[0]
-        warp = cute.arch.make_warp_uniform(thread // 32)
-        kk = scores.issue(p.io, p.key, k_addr, k_addr)
-        tokens = self._tokens(g, beta, amplitude, bias, valid, lane)
-        stage = _Stage(p, scratch_addr, t_addr, warp, thread, lane, tokens, _Rows(tokens, warp, lane, valid))
-        tiles.wait(0)
-        stage.put_lower(_cleaned(tiles.landed(kk), stage.of_rows.inside, valid))
-        invert_diagonal(scratch_addr, warp, lane)
-        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
-        cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
-        stage.put_zeros()
-        columns(scratch_addr, warp, lane, stage.put_t, besides=lambda: stage.put_vectors(vec_addr))
-        w.when(valid < CHUNK, lambda: _clear(t_addr, valid, warp, lane))
+    def send(self, k_addr: Int32, record: Int64, thread: Int32) -> None:
+        """T to memory. A bulk copy of it would keep the CTA's place until it has been read."""
+        place, target, step = k_addr + self.t_at + thread * 16, record + Int64(thread * 16), 16 * 128
+        for words, at in [(w.load_words(place + at, 4, Uint32), at) for at in range(0, _TILE_BYTES, step)]:
+            w.asm(f"st.global.v4.b32 [$0 + {at}], {{$1, $2, $3, $4}};", [], [target, *words], effects=True)
 
-    def _tokens(
-        self, g: Sequence[Any], beta: Sequence[Any], amplitude: Float32, bias: Float32, valid: Int32, lane: Int32
-    ) -> _Tokens:
-        zero, steps, betas = Float32(0.0), [], []
-        for i in range(2):
-            inside = 2 * lane + i < valid
-            step = self.gate.log_decay(Float32(g[i]), amplitude, bias) * Float32(_LOG2_E)
-            step = w.asm("max.NaN.f32 $0, $1, $2;", [Float32], [step, Float32(_SMALLEST)])[0]
-            steps.append(w.chosen(inside, step, zero))
-            betas.append(w.chosen(inside, self.beta.value(Float32(beta[i])), zero))
-        total = w.prefix_sum(steps[0] + steps[1])
-        before = w.chosen(lane >= 1, cute.arch.shuffle_sync_up(total, 1), zero)
-        return _Tokens((before + steps[0], total), (betas[0], betas[1]), w.shuffled(total, 31))
+
+def _numbers(thread: Int32) -> tuple[Int32, Int32]:
+    """Warp and lane."""
+    thread = _opaque(thread)
+    return cute.arch.make_warp_uniform(thread >> 5), thread & 31
+
+
+def _opaque(value: Int32) -> Int32:
+    """What the compiler makes of it, it makes behind this point: addresses made early take registers that others need."""
+    return w.asm("mov.b32 $0, $1;", [Int32], [value], effects=True)[0]
+
+
+def _inside(warp: Int32, lane: Int32, valid: Int32) -> list[Any]:
+    """Whether rows g and g + 8 of the warp, g = lane / 4, are tokens."""
+    return [BLOCK * warp + (lane >> 2) + 8 * half < valid for half in range(2)]
 
 
 @cute.jit
@@ -162,104 +160,146 @@ def _zeroed(values: list[Float32], inside: list[Any]) -> list[Float32]:
     return tiles.assembly(text, [Float32] * count, values, [Int32(x) for x in inside])
 
 
-@cute.jit
-def _clear(tile: Int32, first: Int32, warp: Int32, lane: Int32) -> None:
-    """Zeros in rows of a tile from ``first`` on, in the warp's 16 columns."""
-    cute.arch.sync_warp()
-    for row in cutlass.range(first + (lane >> 1), CHUNK, 16, unroll=1):
-        w.store_words(tile + row * 128 + (((2 * warp + (lane & 1)) ^ (row & 7)) << 4), [Uint32(0)] * 4)
-    tiles.fence_shared()
+class _Product:
+    """A warp's blocks of K K^T, in registers."""
+
+    def __init__(self, values: Sequence[Float32], diagonal: Diagonal) -> None:
+        self.values, self.diagonal = values, diagonal
+
+    def own(self, before: int) -> Sequence[Float32]:
+        """Block (warp, warp - ``before``); of warps that have none, another one."""
+        return self.diagonal.own(self.values, before)
+
+    def far(self, m: int) -> Sequence[Float32]:
+        """Block (warp, m)."""
+        return self.values[8 * m : 8 * m + 8]
 
 
-class _Rows:
-    """Rows g and g + 8 of a warp, g = lane / 4: ``inside`` if they are tokens, sums of gates and betas."""
+class _Kept:
+    """A warp's blocks of K K^T up to the diagonal, in shared memory."""
 
-    def __init__(self, tokens: _Tokens, warp: Int32, lane: Int32, valid: Int32) -> None:
-        rows = [BLOCK * warp + (lane >> 2) + 8 * half for half in range(2)]
-        self.inside = [row < valid for row in rows]
-        self.sums, self.betas = _of_rows(tokens.sums, rows), _of_rows(tokens.betas, rows)
+    def __init__(self, place: Int32, warp: Int32, lane: Int32) -> None:
+        self.warp = warp
+        self.place = place + (warp * (warp + 1) >> 1) * _BLOCK_BYTES + lane * 16
 
+    def put(self, values: Sequence[Float32]) -> None:
+        for m in range(BLOCKS):
+            w.when(self.warp >= m, partial(self.put_block, m, values[8 * m : 8 * m + 8]))
 
-def _of_rows(pair: Sequence[Float32], rows: Sequence[Int32]) -> list[Float32]:
-    """What the lanes hold of tokens 2 lane and 2 lane + 1, of these tokens."""
-    found = []
-    for row in rows:
-        even, odd = (w.shuffled(value, row >> 1) for value in pair)
-        found.append(w.chosen((row & 1) == 1, odd, even))
-    return found
+    def put_block(self, m: int, values: Sequence[Float32]) -> None:
+        for half, place in enumerate(self.halves(m)):
+            w.store_words(place, values[4 * half : 4 * half + 4])
+
+    def own(self, before: int) -> Sequence[Float32]:
+        """Block (warp, warp - ``before``), which there is."""
+        return self.far(self.warp - before)
+
+    def far(self, m: Any) -> Sequence[Float32]:
+        """Block (warp, m)."""
+        return [value for place in self.halves(m) for value in w.load_words(place, 4)]
+
+    def halves(self, m: Any) -> list[Int32]:
+        return [self.place + m * _BLOCK_BYTES + _BLOCK_BYTES // 2 * half for half in range(2)]
 
 
 class _Stage:
-    """From the product to T and the vectors."""
+    """From the product to T and the vectors, of the CTA's head ``number``."""
 
     def __init__(
-        self,
-        p: Problem,
-        scratch: Int32,
-        t_addr: Int32,
-        warp: Int32,
-        thread: Int32,
-        lane: Int32,
-        tokens: _Tokens,
-        rows: _Rows,
+        self, prepare: PrepareGdn, scratch: Int32, number: Any, thread: Int32, warp: Int32, lane: Int32
     ) -> None:
-        self.problem, self.scratch, self.warp, self.lane = p, scratch, warp, lane
-        self.tokens, self.of_rows = tokens, rows
-        # stmatrix: lanes have the lines of matrices (rows 0-7, 8-15) x (columns 0-7, 8-15); of T, they are (columns) x (rows).
-        self.t_place = t_addr + (lane % 8 + 8 * (lane >> 4)) * 128 + (((lane >> 3 & 1) ^ (lane % 8) ^ (2 * warp)) << 4)
+        self.l2norm, self.tokens, self.faded = prepare.problem.l2norm, prepare.tokens, prepare.tokens.faded(number)
+        self.scratch, self.warp, self.lane = scratch, warp, lane
         self.lost: list[Any] = [None, None]
-        self.faded = [w.exp2(x - cute.arch.shuffle_sync_up(x, 4)) for x in tokens.sums]  # in 8 tokens
         self.norms: list[Float32] = []
-        self.decays = Decays(thread, warp, lane, rows.sums, tokens.sums)
+        self.sums, self.betas = (self.of_rows(at) for at in (self.tokens.sums, self.tokens.betas))
+        self.diagonal = Diagonal(thread, self.sums, self.of_block(self.tokens.sums, warp))
 
-    def put_lower(self, kk: Sequence[Float32]) -> None:
+    def run(self, blocks: Any, inside: Sequence[Any], place: Int32, record: Int64, named_barrier: int) -> None:
+        """T to ``place`` in shared memory."""
+        corner = self.put_lower(blocks)
+        self.put_vectors(record, inside)
+        invert_diagonal(self.scratch, self.warp, corner, self.lane)
+        cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
+        cute.arch.sync_warp()  # or ptxas takes the warps for diverged, and guards every shuffle behind it
+        self.lane = _opaque(self.lane)
+        self.t_place = self.place_of_t(place)
+        self.put_zeros()
+        columns(self.scratch, self.warp, self.lane, self.put_t)
+
+    def place_of_t(self, tile: Int32) -> Int32:
+        """stmatrix: lanes have the lines of matrices (rows 0-7, 8-15) x (columns 0-7, 8-15); of T, they are (columns) x (rows)."""
+        lane = self.lane
+        line, piece = (lane & 7) + 8 * (lane >> 4), (lane >> 3 & 1) ^ (lane & 7) ^ (2 * self.warp)
+        return tile + line * 128 + (piece << 4)
+
+    def of_rows(self, at: int) -> list[Float32]:
+        """A vector's values of the lane's rows g and g + 8."""
+        place = self.scratch + at + 4 * BLOCK * self.warp + (self.lane >> 2) * 4
+        return [w.load_words(place + 32 * half, 1)[0] for half in range(2)]
+
+    def of_block(self, at: Any, block: Any) -> list[list[Float32]]:
+        """A vector's values of the lane's columns in a block: [n][e]."""
+        place = self.scratch + at + 4 * BLOCK * block + (self.lane & 3) * 8
+        return [w.load_words(place + 32 * n, 2) for n in range(2)]
+
+    def put_lower(self, blocks: Any) -> list[Float32]:
         """From K K^T to what the inverse reads."""
-        warp, lane, decays = self.warp, self.lane, self.decays
-        own, scales = decays.own(kk), [-beta for beta in self.of_rows.betas]
-        if self.problem.l2norm:
+        warp, lane, scratch = self.warp, self.lane, self.scratch
+        own, scales = blocks.own(0), [-beta for beta in self.betas]
+        if self.l2norm:
             # Of the 8 x 8 matrix (half, half) of the diagonal block.
             squares = [x + Float32(scores.NORM_EPSILON) for x in scores.diagonal([own[:2], own[6:]], lane)]
             self.norms = [w.rsqrt(x) for x in squares]
             scales = [x * (y * y) for x, y in zip(scales, self.norms, strict=True)]
             inverses = [x * y for x, y in zip(squares, self.norms, strict=True)]
-            w.store_words(self.scratch + _INVERSES + self.row_place(), [w.chosen((lane & 1) == 1, *inverses[::-1])])
-        put_diagonal(self.scratch, warp, decays.on_diagonal(own, scales), lane)
-        rows = [x * y for x, y in zip(scales, decays.rows, strict=True)]
+            w.store_words(scratch + _INVERSES + self.row_place(), [w.chosen((lane & 1) == 1, *inverses[::-1])])
+        block = self.diagonal.on_diagonal(own, scales)
+        put_diagonal(scratch, warp, block, lane)
+
+        def decayed(values: Sequence[Float32], m: Any) -> list[Float32]:
+            anchor = w.load_words(scratch + self.tokens.sums + 4 * BLOCK * (m + 1), 1)[0]
+            rows = [x * w.exp2(y - anchor) for x, y in zip(scales, self.sums, strict=True)]
+            return scaled(values, rows, self.of_block(self.tokens.behind, m))
 
         def beside() -> None:
-            put_beside(self.scratch, warp, scaled(decays.own(kk, 1), rows, decays.columns(warp - 1)), lane)
+            put_beside(scratch, warp, decayed(blocks.own(1), warp - 1), lane)
 
         def far(m: int) -> None:
-            put_far(self.scratch, warp, m, scaled(kk[8 * m : 8 * m + 8], rows, decays.columns(m)), lane)
+            put_far(scratch, warp, m, decayed(blocks.far(m), m), lane)
 
         w.when(warp > 0, beside)
         for m in range(BLOCKS - 2):
             w.when(warp > m + 1, partial(far, m))
+        return block[2:4]
 
     def row_place(self) -> Int32:
         """Bytes to the lane's row in a vector: row g of the warp's rows in lanes of even t, g + 8 in the others."""
         return (self.lane >> 2) * 4 + (self.lane & 1) * 32 + 4 * BLOCK * self.warp
 
-    def put_vectors(self, vectors: Int32) -> None:
+    def put_vectors(self, record: Int64, inside: Sequence[Any]) -> None:
         """Of the warp's rows: a and G by lanes with t < 2, c and nk by the others."""
-        rows, lane, last = self.of_rows, self.lane, self.tokens.total
+        lane = self.lane
+        last = w.load_words(self.scratch + self.tokens.last, 1)[0]
         odd, second = (lane & 1) == 1, (lane & 2) == 2
-        total, inside = (w.chosen(odd, x[1], x[0]) for x in (rows.sums, rows.inside))
+        total, inside = (w.chosen(odd, x[1], x[0]) for x in (self.sums, inside))
         norm = w.chosen(odd, self.norms[1], self.norms[0]) if self.norms else Float32(1.0)
         norm = w.chosen(inside, norm, Float32(0.0))
         first, then = ((VECTORS["a"], VECTORS["sums"]), (VECTORS["c"], VECTORS["norms"]))
-        place = vectors + self.row_place() + w.chosen(second, Int32(then[0]), Int32(first[0]))
-        w.store_words(place, [w.exp2(w.chosen(second, last - total, total)) * norm])
-        w.store_words(place + (then[1] - then[0]), [w.chosen(second, norm, total)])
+        offset = self.row_place() + w.chosen(second, Int32(then[0]), Int32(first[0]))
+        place = record + Int64(offset + _TILE_BYTES)
+        values = w.exp2(w.chosen(second, last - total, total)) * norm, w.chosen(second, norm, total)
+        for value, at in zip(values, (0, then[1] - then[0]), strict=True):
+            w.asm(f"st.global.b32 [$0 + {at}], $1;", [], [place, value], effects=True)
         assert then[1] - then[0] == first[1] - first[0]
 
     def put_t(self, r: Int32, c: Int32, values: Sequence[Float32]) -> None:
         """Block (r, c) of T from that of A' transposed: of rows j = 16c + g + 8h and columns i. In increasing order of r."""
-        factors, inverses = self.of_rows.betas, None
-        if self.problem.l2norm:
+        factors, inverses = self.betas, None
+        if self.l2norm:
             factors = [x * y for x, y in zip(factors, self.norms, strict=True)]
-            inverses = self.inverses(r)
-        words, faded = [], spread(self.faded, r, self.lane)
+            inverses = self.of_block(_INVERSES, r)
+        words, faded = [], self.of_block(self.faded, r)
         for n in range(2):
             for h in range(2):
                 pair = values[4 * n + 2 * h : 4 * n + 2 * h + 2]
@@ -272,13 +312,7 @@ class _Stage:
                 self.lost[h] = [x - y for x, y in zip(pair, w.halves(words[-1]), strict=True)]
         w.store_matrices(self.t_place + r * (BLOCK * 128), words, transposed=True)
 
-    def inverses(self, block: Int32) -> list[list[Float32]]:
-        """1 / nk of a block's tokens."""
-        place = self.scratch + _INVERSES + block * (4 * BLOCK) + (self.lane & 3) * 8
-        return [w.load_words(place + 32 * n, 2) for n in range(2)]
-
     def put_zeros(self) -> None:
         """Above the blocks of T on its diagonal."""
         for m in range(BLOCKS - 1):
-            place = self.t_place + m * (BLOCK * 128)
-            w.when(self.warp > m, partial(w.store_words, place, [Uint32(0)] * 4))
+            w.when(self.warp > m, partial(w.store_words, self.t_place + m * (BLOCK * 128), [Uint32(0)] * 4))
