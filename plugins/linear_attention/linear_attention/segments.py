@@ -2,7 +2,8 @@
 
 With few heads and sequences most SMs would have nothing to do. A sequence is then cut into S segments that are scanned side by side, in
 two passes: the first finds what each segment makes of any state, ``combine`` chains that, the second scans again from the right
-states. Results differ in rounding alone. S follows from sizes, not from data, so that equal calls have equal results.
+states. Results differ in rounding alone; with two segments not even in that, but for what float32 keeps between them: the first pass then scans the first one's
+state. S follows from sizes, not from data, so that equal calls have equal results.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ ALIGNMENT = 256  # bytes, of an area of the workspace
 # In times of a chunk in the scan of one CTA. Estimates of instructions and launches, but for the last one.
 _SUMMARY = 0.8  # a chunk of the first pass, which has no O
 _CTA = 2.0  # a CTA's first loads and last stores
-_PASS = 5.0  # two more launches
+_PASS = 5.0  # two more launches; of two segments, one
 _STEP = 1.3  # of ``combine``, a segment
-_GAIN = 0.85  # of the time of a single pass; above it, segments are not worth their rounding
+_GAIN = 0.85  # of the time of a single pass; above it, more than two segments are not worth their rounding
 # The part of the SMs beyond which CTAs slow each other down. H200: a chunk of kda's records takes 1600 clocks with 64 CTAs and 3400,
 # the memory's time, with 128.
 _WIDTH = {"gdn": 1.0, "kda": 0.5}
@@ -40,7 +41,9 @@ def choose_segments(problem: Problem, tokens: int, sequences: int, sms: int) -> 
     limit = min(most_segments(problem, sequences, sms), chunks)
     times = {segments: _time(problem, chunks, sequences, sms, segments) for segments in range(1, limit + 1)}
     best = min(times, key=lambda segments: (times[segments], segments), default=1)
-    return best if best == 1 or times[best] < _GAIN * times[1] else 1
+    if best > 2 and times[best] >= _GAIN * times[1]:
+        best = min((1, 2), key=lambda segments: times[segments])
+    return best
 
 
 def _time(problem: Problem, chunks: int, sequences: int, sms: int, segments: int) -> float:
@@ -49,8 +52,8 @@ def _time(problem: Problem, chunks: int, sequences: int, sms: int, segments: int
     scan = _pass(problem, heads * problem.slabs * segments, each, sms)
     if segments == 1:
         return scan
-    items = heads * (problem.slabs + problem.key // SLAB) * (segments - 1)
-    return _pass(problem, items, _SUMMARY * each, sms) + _STEP * (segments - 2) + _PASS + scan
+    items = heads * (problem.slabs * (segments - 1) + problem.key // SLAB * (segments - 2))
+    return _pass(problem, items, _SUMMARY * each, sms) + _STEP * (segments - 2) + min(_PASS, 2.5 * (segments - 1)) + scan
 
 
 def _pass(problem: Problem, items: int, chunks: float, sms: int) -> float:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from _blocks import Compiled
 from _kernels import counted
-from cutlass import Int64, cute
+from cutlass import Int32, Int64, cute
 from la_cases import recurrence
 from linear_attention.kernels.arguments import unpack
+from linear_attention.kernels.chunks import ALL
 from linear_attention.kernels.prepare_kda import PrepareKda
 from linear_attention.layout import MMA
 from linear_attention.problem import Problem
@@ -32,7 +33,7 @@ class Alone:
 
     @cute.jit
     def host(self, words: Int64, stream: cuda.CUstream):
-        self.prepare.launch(unpack(self.problem, words), stream)
+        self.prepare.launch(unpack(self.problem, words), Int32(ALL), stream)
 
 
 @functools.cache

@@ -14,8 +14,9 @@ import cuda.bindings.driver as cuda
 from _blocks import Compiled
 from _gdn import A_LOG, BIAS, CHUNK, check_chunk, decoded
 from _kernels import Case, counted
-from cutlass import Int64, cute
+from cutlass import Int32, Int64, cute
 from linear_attention.kernels.arguments import unpack
+from linear_attention.kernels.chunks import ALL
 from linear_attention.kernels.prepare_chunks_gdn import RESIDENT, PrepareGdnChunks
 from linear_attention.problem import Problem
 from linear_attention.records import record_layout, record_slots, records_bytes
@@ -34,7 +35,7 @@ class Alone:
 
     @cute.jit
     def host(self, words: Int64, stream: cuda.CUstream):
-        self.prepare.launch(unpack(self.problem, words), stream)
+        self.prepare.launch(unpack(self.problem, words), Int32(ALL), stream)
 
 
 @functools.cache

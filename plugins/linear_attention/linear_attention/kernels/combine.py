@@ -38,7 +38,7 @@ class Combine:
         self.slot_bytes = (problem.value + problem.key) * problem.key * _FLOAT
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
-        """For host code; ``args.segments`` is at least 2."""
+        """For host code; ``args.segments`` is at least 3: of two, the summary leaves what the scan reads."""
         self.kernel(args.summaries, args.segments).launch(
             grid=[args.sequences * (self.problem.heads * self.blocks), 1, 1],
             block=[self.threads, 1, 1],

@@ -21,6 +21,7 @@ from cutlass import Float32, Int32, cute
 from ..problem import CHUNK, Problem
 from . import warp as w
 from .arguments import Args
+from .chunks import Chunk
 from .gates import Beta, Gate
 
 __all__ = ["Tokens"]
@@ -45,12 +46,11 @@ class Tokens:
         """Of the CTA's head ``number``: two places take turns."""
         return self.first_faded + (number & 1) * _BYTES
 
-    def announce(self, address: Int32, first: Int32, valid: Int32) -> None:
-        """The chunk's first token, and how many it has."""
-        w.store_words(address + self.chunk, [first, valid])
+    def announce(self, address: Int32, chunk: Chunk) -> None:
+        w.store_words(address + self.chunk, [*chunk, Int32(0)])
 
-    def announced(self, address: Int32) -> list[Int32]:
-        return w.load_words(address + self.chunk, 2, Int32)
+    def announced(self, address: Int32) -> Chunk:
+        return Chunk(*w.load_words(address + self.chunk, 4, Int32)[:3])
 
     def put(
         self, args: Args, head: Int32, first_token: Int32, valid: Int32, address: Int32, lane: Int32, number: Any = 0

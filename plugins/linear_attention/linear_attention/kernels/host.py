@@ -1,11 +1,13 @@
 """The host function of a prefill: the launches of its kernels, one after the other. Imported by ``compile``.
 
-    cu_seqlens    boundaries            what they count as
-                  prepare               records of all chunks
-    S > 1         summary, combine      the state behind every segment
-                  scan                  O and the final states
+    cu_seqlens      boundaries      what they count as
+                    prepare         records of all chunks; of one sequence in segments, of all but the last segment's
+    S > 1           summary         what every segment but the last makes of a state
+    S > 1, N = 1    prepare         the records that are left, beside the summary: see ``chunks``
+    S > 2           combine         the state behind every segment
+                    scan            O and the final states
 
-S is the word ``segments``: one compiled function serves whole sequences and segments.
+S is the word ``segments``, N ``sequences``: one compiled function serves whole sequences and segments.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Int64, cute
+from cutlass import Int32, Int64, cute
 
 from ..layout import plan_layout
 from ..problem import Problem
-from .arguments import unpack
+from .arguments import Args, unpack
 from .boundaries import Boundaries
+from .chunks import ALL, FIRST
 from .combine import Combine
 from .prefill import Prefill
 
@@ -49,12 +52,22 @@ class PrefillHost:
         if cutlass.const_expr(bool(self.problem.index_dtype)):
             self.boundaries.launch(args, stream)
             args = args._replace(cu_seqlens=None)  # nobody else reads what is not masked
-        self.prepare.launch(args, stream)
-        if cutlass.const_expr(not self.problem.batch_invariant):  # noqa: SIM102  the inner one is a branch of host code
-            if args.segments > 1:
-                self.summary.launch(args, stream)
-                self.combine.launch(args, stream)
+        if cutlass.const_expr(self.problem.batch_invariant):
+            self.prepare.launch(args, Int32(ALL), stream)
+        else:
+            self.in_segments(args, stream)
         self.scan.launch(args, stream)
+
+    @cute.jit
+    def in_segments(self, args: Args, stream: cuda.CUstream):  # noqa: ANN201
+        """All launches before the scan, with one of the prepare kernel in the code: it is compiled for each."""
+        apart = (args.segments > 1) & (args.sequences == 1)
+        for turn in cutlass.range(cutlass.select_(apart, Int32(2), Int32(1)), unroll=1):
+            self.prepare.launch(args, cutlass.select_(apart, FIRST + turn, Int32(ALL)), stream)
+            if (turn == 0) & (args.segments > 1):
+                self.summary.launch(args, stream)
+        if args.segments > 2:
+            self.combine.launch(args, stream)
 
 
 def _prepare(problem: Problem) -> Any:

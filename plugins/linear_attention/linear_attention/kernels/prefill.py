@@ -44,7 +44,7 @@ from .loads import Loader
 from .output import Output
 from .scan import Places, Scan
 from .scorer import Scorer
-from .work import Work, locate
+from .work import Work, count_items, locate
 
 __all__ = ["Prefill"]
 
@@ -60,6 +60,8 @@ class Prefill:
         self.problem, self.layout, self.summary = problem, layout, summary
         self.slabs = problem.slabs + (problem.key // SLAB if summary else 0)
         self.cluster = 2 - self.slabs % 2
+        # What becomes of the identity in the first segment is of no use: its slabs are left out, if they are whole clusters.
+        self.fewer = self.slabs - problem.slabs if problem.slabs % self.cluster == 0 else 0
         self.barriers = Barriers(layout, self.cluster)
         self.loader = Loader(problem, layout, self.cluster, summary=summary)
         self.output = Output(problem, layout, self.cluster)
@@ -69,11 +71,11 @@ class Prefill:
     def launch(self, args: Args, stream: cuda.CUstream, ctas: Any = None) -> None:
         """One pass, by at most ``ctas`` CTAs (None: the SMs). For host code."""
         covered = args.segments - 1 if self.summary else args.segments
-        items = args.sequences * (self.slabs * self.problem.heads) * covered
+        count = count_items(self.problem, args, self.slabs, covered, self.fewer)
         ctas = args.sms if ctas is None else ctas
         inside = args._replace(q=None, k=None, v=None)
-        self.kernel(self.loader.atoms(args), self.output.atom(args), inside, covered, items).launch(
-            grid=[cutlass.min(items, ctas // self.cluster * self.cluster), 1, 1],
+        self.kernel(self.loader.atoms(args), self.output.atom(args), inside, covered, count).launch(
+            grid=[cutlass.min(count, ctas // self.cluster * self.cluster), 1, 1],
             block=[32 * WARPS * (3 if self.scorer else 2), 1, 1],
             cluster=[self.cluster, 1, 1],
             min_blocks_per_mp=1,
@@ -96,8 +98,12 @@ class Prefill:
             if warp >= 2 * WARPS:
                 self.scorer.clear(smem)
         self.meet()
-        cute.arch.griddepcontrol_launch_dependents()
-        cute.arch.griddepcontrol_wait()
+        if cutlass.const_expr(self.summary):  # what the next launch may touch without a wait: see ``chunks``
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
+        else:
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
         if cutlass.const_expr(self.scorer):
             if warp >= 2 * WARPS:
                 cute.arch.setmaxregister_increase(REGISTERS["scores"])
@@ -127,7 +133,7 @@ class Prefill:
     # The roles, each over the work items of the CTA.
 
     def locate(self, args: Args, covered: Int32, number: Int32) -> Work:
-        return locate(self.problem, args, self.slabs, covered, number)
+        return locate(self.problem, args, self.slabs, covered, self.fewer, number)
 
     @cute.jit
     def load_items(

@@ -28,7 +28,7 @@ from ..layout import ALIGNMENT, LINE
 from ..problem import CHUNK, Problem
 from ..records import record_layout
 from .arguments import ELEMENTS, Args
-from .chunks import find_chunk
+from .chunks import begin, end, find_chunk, most_chunks
 from .loads import tile_layout
 from .prepare_gdn import PrepareGdn
 
@@ -55,16 +55,16 @@ class PrepareGdnChunks:
         self.barrier_at = self.scratch_at + self.stage.scratch_bytes
         self.shared_bytes = self.barrier_at + _BARRIER_BYTES
 
-    def launch(self, args: Args, stream: cuda.CUstream) -> None:
-        """Write the records of ``args`` to its workspace."""
-        slots = args.tokens // CHUNK + args.sequences
+    def launch(self, args: Args, part: Int32, stream: cuda.CUstream) -> None:
+        """Write the records of a part of the chunks of ``args`` to its workspace."""
+        chunks = most_chunks(args, part)
         inside = args._replace(q=None, k=None, v=None, o=None, initial_state=None, final_state=None, state_indices=None)
-        self.kernel(self.atom(args.k), inside).launch(
-            grid=[cutlass.max(slots * (self.problem.heads // self.each), 1), 1, 1],
+        self.kernel(self.atom(args.k), inside, part).launch(
+            grid=[cutlass.max(chunks * (self.problem.heads // self.each), 1), 1, 1],
             block=[THREADS, 1, 1],
             min_blocks_per_mp=RESIDENT,
             preferred_smem_carveout=100,  # else the compiler asks the driver for it
-            use_pdl=True,  # every access to memory comes after griddepcontrol.wait
+            use_pdl=True,  # see ``chunks``
             stream=stream,
         )
 
@@ -78,13 +78,13 @@ class PrepareGdnChunks:
         return atom, coordinates
 
     @cute.kernel
-    def kernel(self, k: tuple, args: Args):
+    def kernel(self, k: tuple, args: Args, part: Int32):
         """The kernel: see the module's text."""
         heads = self.problem.heads // self.each
         index, _, _ = cute.arch.block_idx()
-        slot = index // heads
-        head = (index - slot * heads) * self.each
-        slot = cute.arch.grid_dim()[0] // heads - 1 - slot
+        number = index // heads
+        head = (index - number * heads) * self.each
+        number = cute.arch.grid_dim()[0] // heads - 1 - number
         smem = SmemAllocator().allocate(self.shared_bytes, ALIGNMENT)
         thread, _, _ = cute.arch.thread_idx()
         first = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == FIRST
@@ -94,14 +94,13 @@ class PrepareGdnChunks:
                 cute.arch.mbarrier_init(self.loaded(smem), 1)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
-        cute.arch.griddepcontrol_launch_dependents()
-        cute.arch.griddepcontrol_wait()
+        begin(part)
         if args.sequences > 0:
             scratch = smem.toint() + self.scratch_at
             if first:
-                self.start(smem, k, args, slot, head, thread & 31)
+                self.start(smem, k, args, part, number, head, thread & 31)
             cute.arch.mbarrier_wait(self.loaded(smem), 0)
-            token, valid = self.stage.tokens.announced(scratch)
+            token, valid, slot = self.stage.tokens.announced(scratch)
             if valid > 0:
                 record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
                 if cutlass.const_expr(self.each > 1):
@@ -109,6 +108,7 @@ class PrepareGdnChunks:
                 else:
                     self.stage.run(smem.toint(), record, scratch, valid, thread, NAMED_BARRIER)
                     self.send(smem.toint(), record, thread)
+        end(part)
 
     @cute.jit
     def make_several(
@@ -137,28 +137,28 @@ class PrepareGdnChunks:
         self.stage.send(place, record, thread)
 
     @cute.jit
-    def start(self, smem: cute.Pointer, k: tuple, args: Args, slot: Int32, head: Int32, lane: Int32):
-        """Find the slot's chunk, load K, put the gates of the first head. By a warp."""
-        p, scratch, chunk = self.problem, smem.toint() + self.scratch_at, find_chunk(args, slot)
+    def start(self, smem: cute.Pointer, k: tuple, args: Args, part: Int32, number: Int32, head: Int32, lane: Int32):
+        """Find the chunk, load K, put the gates of the first head. By a warp."""
+        p, scratch, chunk = self.problem, smem.toint() + self.scratch_at, find_chunk(args, part, number)
         if chunk.valid > 0:
             if lane == 0:
                 cute.arch.mbarrier_expect_tx(self.loaded(smem), self.tile)
             self.load(k, smem, chunk.first, head * p.heads_k // p.heads, self.loaded(smem))
             cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)  # or ptxas puts the load behind the gates
             self.stage.tokens.put(args, head, chunk.first, chunk.valid, scratch, lane)
-        self.stage.tokens.announce(scratch, chunk.first, chunk.valid)
+        self.stage.tokens.announce(scratch, chunk)
         cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)
         if lane == 0:
             cute.arch.mbarrier_arrive(self.loaded(smem))
-        self.prefetch_next(k, args, chunk.first, slot, head)
+        self.prefetch_next(k, args, chunk.first, number, head)
 
     @cute.jit
-    def prefetch_next(self, k: tuple, args: Args, first: Int32, slot: Int32, head: Int32):
+    def prefetch_next(self, k: tuple, args: Args, first: Int32, number: Int32, head: Int32):
         """Bring K of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one sequence.
         By a warp."""
         p = self.problem
         ahead = (args.sms * (RESIDENT * self.each) + p.heads - 1) // p.heads
-        if (ahead <= slot) & (head % self.group == 0):
+        if (ahead <= number) & (head % self.group == 0):
             copy, _ = k
             tiles = self.tiles(k, cutlass.max(first - ahead * CHUNK, 0))
             shared = self.shared(cute.make_ptr(ELEMENTS[p.io], 0, cute.AddressSpace.smem, assumed_align=ALIGNMENT))

@@ -39,7 +39,7 @@ from ..layout import MMA
 from ..problem import Problem
 from ..records import CHUNK, record_layout
 from .arguments import Args
-from .chunks import find_chunk, send
+from .chunks import begin, end, find_chunk, most_chunks, send
 from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores, fragment_address, raw_scores
 from .gates import Beta, Gate
 from .inverse import SCRATCH_BYTES
@@ -114,33 +114,33 @@ class PrepareKda:
         self.parked_at = self.lower_at + SCRATCH_BYTES
         self.shared_bytes = self.parked_at + CHUNK * problem.key * 4  # 113,920 for 128 channels, 70,656 for 64
 
-    def launch(self, args: Args, stream: cuda.CUstream) -> None:
-        """Write the records of ``args`` to its workspace."""
-        slots = args.tokens // CHUNK + args.sequences
-        self.kernel(args._replace(v=None, o=None, initial_state=None, final_state=None, state_indices=None)).launch(
-            grid=[cutlass.max(slots * self.problem.heads, 1), 1, 1],
+    def launch(self, args: Args, part: Int32, stream: cuda.CUstream) -> None:
+        """Write the records of a part of the chunks of ``args`` to its workspace."""
+        inside = args._replace(v=None, o=None, initial_state=None, final_state=None, state_indices=None)
+        self.kernel(inside, part).launch(
+            grid=[cutlass.max(most_chunks(args, part) * self.problem.heads, 1), 1, 1],
             block=[THREADS, 1, 1],
             min_blocks_per_mp=self.resident,
             preferred_smem_carveout=100,  # else the compiler asks the driver for it
-            use_pdl=True,  # every access to memory comes after griddepcontrol.wait
+            use_pdl=True,  # see ``chunks``
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(self, args: Args):
+    def kernel(self, args: Args, part: Int32):
         """The kernel: see the module's text."""
         heads = self.problem.heads
         index, _, _ = cute.arch.block_idx()
-        slot = index // heads
-        head = index - slot * heads
-        slot = cute.arch.grid_dim()[0] // heads - 1 - slot
+        number = index // heads
+        head = index - number * heads
+        number = cute.arch.grid_dim()[0] // heads - 1 - number
         smem = SmemAllocator().allocate(self.shared_bytes, ALIGNMENT)
-        cute.arch.griddepcontrol_launch_dependents()
-        cute.arch.griddepcontrol_wait()
+        begin(part)
         if args.sequences > 0:
-            chunk = find_chunk(args, slot)
+            chunk = find_chunk(args, part, number)
             if chunk.valid > 0:
-                self.prepare(smem.toint(), args, chunk.first, chunk.valid, slot, head)
+                self.prepare(smem.toint(), args, chunk.first, chunk.valid, chunk.slot, head)
+        end(part)
 
     @cute.jit
     def prepare(self, smem: Int32, args: Args, first: Int32, valid: Int32, slot: Int32, head: Int32):

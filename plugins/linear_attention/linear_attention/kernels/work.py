@@ -12,8 +12,9 @@ from cutlass import Int32
 
 from ..problem import CHUNK, Problem
 from .arguments import Args, bounds
+from .arguments import segment as split
 
-__all__ = ["Work", "locate"]
+__all__ = ["Work", "count_items", "locate"]
 
 
 class Work(NamedTuple):
@@ -36,22 +37,35 @@ class Work(NamedTuple):
     slot: Int32
 
 
-def locate(problem: Problem, args: Args, slabs: int, covered: Int32, number: Int32) -> Work:
-    """Work item ``number``: ``slabs`` items a head, ``covered`` of the segments, then sequences, the slowest.
+def count_items(problem: Problem, args: Args, slabs: int, covered: Int32, fewer: int) -> Int32:
+    """How many there are for ``locate``."""
+    return args.sequences * problem.heads * (slabs * covered - fewer)
+
+
+def locate(problem: Problem, args: Args, slabs: int, covered: Int32, fewer: int, number: Int32) -> Work:
+    """Work item ``number``: ``slabs`` items a head, in segment 0 ``fewer`` less (the last ones); ``covered`` of the segments, then sequences, the
+    slowest.
 
     A sequence's segments have the same number of chunks, but for the last ones, which may be short or empty.
     """
-    rest = number // slabs
-    slab = number - rest * slabs
-    number = rest // problem.heads
-    head = rest - number * problem.heads
-    sequence = number // covered
-    segment = number - sequence * covered
+    each = problem.heads * (slabs * covered - fewer)
+    sequence = number // each
+    number = number - sequence * each
+    width = Int32(slabs)
+    if fewer:
+        first = problem.heads * (slabs - fewer)  # items of segment 0
+        others = number >= first
+        width = cutlass.select_(others, Int32(slabs), Int32(slabs - fewer))
+        number = cutlass.select_(others, number - first, number)
+    rest = number // width
+    slab = number - rest * width
+    segment = rest // problem.heads
+    head = rest - segment * problem.heads
+    if fewer:
+        segment = segment + cutlass.select_(others, Int32(1), Int32(0))
     start, length = bounds(args, sequence)
     total = (length + CHUNK - 1) // CHUNK
-    each = (total + args.segments - 1) // args.segments
-    begin = cutlass.min(segment * each, total)
-    chunks = cutlass.min(each, total - begin)
+    begin, chunks = split(total, args.segments, segment)
     first = start + begin * CHUNK
     valid = cutlass.min(Int32(CHUNK), length - (begin + chunks - 1) * CHUNK)
     return Work(
