@@ -17,10 +17,10 @@ mma.m16n8k16 with operands split into two bf16 each: hi hi + hi lo + lo hi. That
 for keys of norm 1, one fp16 product (11 bits) -> this:
 
     random, beta 0.5                      6e-5 -> 1e-6
-    64 equal keys, beta 0.999             3e-4 -> 7e-6
-    equal but for 0.01, beta 0.999        2e-3 -> 3e-5
-    equal, beta 1.9                       6e-2 -> 4e-4
-    equal but for 0.01, beta 1.999        1e-1 -> 6e-4
+    64 equal keys, beta 0.999             3e-4 -> 3e-6
+    equal but for 0.01, beta 0.999        2e-3 -> 2e-5
+    equal, beta 1.9                       6e-2 -> 2e-4
+    equal but for 0.01, beta 1.999        1e-1 -> 2e-3
 
 Scratch, ``SCRATCH_BYTES`` at a 128-byte boundary: the six blocks below the diagonal in the order of ``block_number``, then the four on it, 1024
 bytes each.
