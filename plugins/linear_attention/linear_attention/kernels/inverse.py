@@ -17,10 +17,10 @@ mma.m16n8k16 with operands split into two bf16 each: hi hi + hi lo + lo hi. That
 for keys of norm 1, one fp16 product (11 bits) -> this:
 
     random, beta 0.5                      6e-5 -> 1e-6
-    64 equal keys, beta 0.999             3e-4 -> 7e-6
-    equal but for 0.01, beta 0.999        2e-3 -> 3e-5
-    equal, beta 1.9                       6e-2 -> 4e-4
-    equal but for 0.01, beta 1.999        1e-1 -> 6e-4
+    64 equal keys, beta 0.999             3e-4 -> 3e-6
+    equal but for 0.01, beta 0.999        2e-3 -> 2e-5
+    equal, beta 1.9                       6e-2 -> 2e-4
+    equal but for 0.01, beta 1.999        1e-1 -> 2e-3
 
 Scratch, ``SCRATCH_BYTES`` at a 128-byte boundary: the six blocks below the diagonal in the order of ``block_number``, then the four on it, 1024
 bytes each.
@@ -145,7 +145,7 @@ def _beside(scratch: Int32, row: Any) -> Any:
 
 
 def _line(row: Any, turned: Any) -> Any:
-    """Offset of a line of 16 floats. Its halves are at bits 5, what is in the other line of a pair at bit 6 ``turned``."""
+    """Offset of a row of 16 floats. ``turned``: 64 where every second row is in the place of its neighbour, else 0. Bit 5 is the half's."""
     return (row >> 1) * 128 + (((((row & 1) ^ ((row >> 2) & 1)) << 6) ^ turned) | (((row >> 1) & 1) << 5))
 
 
@@ -214,10 +214,13 @@ def _substitute(diagonal: Int32, beside: Int32, lane: Int32, grouped: bool) -> N
         for piece in range(2):
             w.store_words(own + at + _piece(column, Int32(piece)), halves[half][4 * piece : 4 * piece + 4])
     cute.arch.sync_warp()  # of row 0, which has no block beside, both half-warps have stored the diagonal block
-    # The ones of I: 1 in bf16.
-    place = diagonal + _piece(column, column >> 3) + (column & 7) * 2
-    text = "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.lt.s32 p, $1, 16; @p st.shared.b16 [$0], one; }"
-    w.asm(text, [], [place, lane], effects=True)
+    _put_one(diagonal + _piece(column, column >> 3) + (column & 7) * 2, (lane & 16) ^ 16)
+
+
+def _put_one(place: Int32, condition: Int32) -> None:
+    """A one of I, in bf16, by lanes whose ``condition`` is not 0."""
+    text = "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.ne.s32 p, $1, 0; @p st.shared.b16 [$0], one; }"
+    w.asm(text, [], [place, condition], effects=True)
 
 
 class _Pair:
@@ -248,11 +251,7 @@ class _Pair:
         place = own + _piece(at, w.chosen(second == 16, Int32(0), at >> 3))
         for half, offset in enumerate((0, _REST)):
             w.store_words(place + offset, halves[half])
-        # The ones of I: 1 in bf16.
-        text = (
-            "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.ne.s32 p, $1, 16; @p st.shared.b16 [$0], one; }"
-        )
-        w.asm(text, [], [place + (at & 7) * 2, second], effects=True)
+        _put_one(place + (at & 7) * 2, second ^ 16)
         cute.arch.sync_warp()
         row = lane & w.chosen(alone & (lane < 16), Int32(7), Int32(15))
         lines = w.chosen(lane < 16, self.beside, self.diagonal) + _piece(row, (row & lane >> 1) >> 3)
