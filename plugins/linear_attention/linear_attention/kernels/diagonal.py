@@ -59,14 +59,15 @@ class Tokens:
         return load_words(self._line(token) + tile, self.channels // 2)
 
     def begin(self, token: int, k: list[Any], q: list[Any], factor_k: Any, factor_q: Any, decay: list[Any]) -> None:
-        """A block of one token: words as they lie in memory, factors that they keep (of k: None is 1), decays."""
+        """A block of one token: words as they lie in memory, factors that they keep (None is 1), decays."""
         values_k, values_q = ([value for word in words for value in unpacked(self.io, word)] for words in (k, q))
         first = token * self.channels
         for i in range(self.channels):
             value = values_k[i] if factor_k is None else values_k[i] * factor_k
             self.columns[first + i] = value
             self.rows_k[first + i] = value * decay[i]
-            self.rows_q[first + i] = values_q[i] * factor_q * decay[i]
+            query = values_q[i] if factor_q is None else values_q[i] * factor_q
+            self.rows_q[first + i] = query * decay[i]
         self.totals[token] = decay
 
     def widen(self, first: int, size: int) -> None:

@@ -109,6 +109,9 @@ class PrepareKda:
         self.panel = CHUNK * LINE
         self.layout = record_layout(problem)
         self.gate, self.beta = Gate.of(problem), Beta.of(problem)
+        # Of a gate that is 0: tokens that the chunk has not need no other one.
+        self.neutral = problem.domain == "log" and not problem.safe
+        self.scale = 1.0 if problem.l2norm else problem.scale  # of scores and of Q~; a factor of q's norm otherwise
         self.beta_at = self.layout.used
         self.lower_at = self.beta_at + 3 * CHUNK * 4 + WARPS * problem.key * 4
         self.parked_at = self.lower_at + SCRATCH_BYTES
@@ -188,7 +191,7 @@ class PrepareKda:
         if thread == THREADS // 2:
             send(smem, record, (layout.k_out, layout.t), (layout.p, layout.decay))
         tokens.put(tokens.rows_k, Int32(0), factors=rows)
-        tokens.put(None, behind_k, factors=rows)
+        tokens.put(None, behind_k, factors=self.scaled(rows))
         self.write_decay(at, warp, total)
         fence_shared()
         if warp < 4:
@@ -324,25 +327,25 @@ class PrepareKda:
         place = at.k_in + panel * self.panel + warp * (GROUP * LINE) + (channel - panel * (LINE // 2)) * 2
         tokens = Tokens(p.io, self.channels, place, at.parked + (warp * (GROUP * 32) + lane) * (self.channels * 4))
         beside = Beside(at.gates + warp * (GROUP * p.key * 4), channel, p.key)
-        scale, behind_k = Float32(p.scale), at.q_in - at.k_in
+        behind_k = at.q_in - at.k_in
         rows = [at.vectors + (vector * CHUNK + warp * GROUP) * 4 for vector in range(2)]
         if p.l2norm:
             own = [load_floats(row + lane // 4 * 4, 1)[0] for row in rows]
             diagonal = diagonal * own[0] * own[1]
-        else:
-            diagonal = diagonal * scale
 
         def begin(first: int) -> None:
             quad = range(first, first + QUAD)
             k, q = ([tokens.words(token, tile) for token in quad] for tile in (Int32(0), behind_k))
             gates = [self.gates(at, warp, token) for token in quad]
-            norms = [[None] * QUAD, [scale] * QUAD]
+            norms = [[None] * QUAD] * 2
             if p.l2norm:
                 norms = [load_floats(row + first * 4, QUAD) for row in rows]
             for i, token in enumerate(quad):
-                # Zeros were loaded for a token that the chunk has not; its decay is 1, which no other exceeds.
-                least = select(warp * GROUP + token < valid, Float32(0.0), Float32(1.0))
-                decay = [largest(value, least) for value in decays.of(gates[i])]
+                decay = decays.of(gates[i])
+                if not self.neutral:
+                    # Zeros were loaded for a token that the chunk has not; its decay is 1, which no other exceeds.
+                    least = select(warp * GROUP + token < valid, Float32(0.0), Float32(1.0))
+                    decay = [largest(value, least) for value in decay]
                 tokens.begin(token, k[i], q[i], norms[0][i], norms[1][i], decay)
 
         address = fragment_address(at.q_in, at.k_in, warp * GROUP)
@@ -462,7 +465,10 @@ class PrepareKda:
         lane = cute.arch.lane_idx()
         line = lane // 4
         place = at.p + (group * GROUP + line) * LINE + ((column ^ line) << 4) + lane % 4 * 4
-        store_words(place, [pack(MMA, *scores.q)])
+        store_words(place, [pack(MMA, *self.scaled(scores.q))])
+
+    def scaled(self, values: list[Any]) -> list[Any]:
+        return values if self.scale == 1.0 else [value * Float32(self.scale) for value in values]
 
     def put_m(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
         (beta,) = load_floats(at.beta + (group * GROUP + cute.arch.lane_idx() // 4) * 4, 1)
