@@ -42,10 +42,10 @@ from .arguments import Args
 from .chunks import find_chunk, send
 from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores, fragment_address, raw_scores
 from .gates import Beta, Gate
-from .inverse import SCRATCH_BYTES
 from .kda_gates import Decays
 from .kda_groups import fold
-from .kda_lower import group_place, put_lower, write_t
+from .kda_inverse import SCRATCH_BYTES, free_place, put_block, put_corner
+from .kda_lower import write_t
 from .kda_words import (
     copies_done,
     copy_async,
@@ -68,7 +68,7 @@ WARPS = 8
 THREADS = 32 * WARPS
 EPSILON = 1e-6
 ALIGNMENT = 1024
-INVERSE_BARRIER, WRITTEN_BARRIER = 1, 2  # hardware barriers; 0 is the CTA's
+WRITTEN_BARRIER = 1  # a hardware barrier; 0 is the CTA's
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -166,7 +166,7 @@ class PrepareKda:
         self.write_level(tokens, warp & 1, Int32(0), behind_k, [], [])
         cute.arch.sync_threads()
         self.clear_above(at, warp)
-        self.put_scores(at, scores, warp, warp)
+        self.put_p(at, scores, warp, warp)
         self.level_8(at, warp)
         total, rows, columns = self.widen(at, warp, 1, total, rows, columns)
         # Level 16's rows of Q lie where warps with even numbers had theirs, level 32's where the others had.
@@ -196,7 +196,7 @@ class PrepareKda:
         fence_shared()
         if warp < 4:
             cute.arch.barrier_arrive(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
-            write_t(MMA, at.lower, at.t, record + layout.t, at.beta, thread, INVERSE_BARRIER)
+            write_t(MMA, at.lower, at.t, record + layout.t, at.beta, thread)
         else:
             cute.arch.barrier(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
             self.prefetch_next(args, first, slot, head, warp - 5)
@@ -353,13 +353,13 @@ class PrepareKda:
 
     @cute.jit
     def folded(self, at: Places, tokens: Tokens, scores: Scores, warp: Int32, valid: Int32):
-        """``fold`` of the warp's group: its scores afterwards. In a branch, so that ptxas leaves what is before it alone."""
+        """``fold`` of the warp's group: its scores of q afterwards; of k, there are none. In a branch, so that ptxas leaves what is before it alone."""
         q = list(scores.q)
         if warp * GROUP < valid:
             lane = cute.arch.lane_idx()
             (beta,) = load_floats(at.beta + (warp * GROUP + lane // 4) * 4, 1)
-            q = fold(tokens, q, scores.k, beta, group_place(at.lower, warp), lane)
-        return Scores(q, [Float32(0.0)] * 2)
+            q = fold(tokens, q, scores.k, beta, free_place(at.lower, warp), lane)
+        return q
 
     def put_total(self, at: Places, warp: Int32, total: list[Any]) -> None:
         store_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, total)
@@ -415,7 +415,9 @@ class PrepareKda:
         """Rows of the odd groups, columns of the group before."""
         if warp & 1 != 0:
             rows = fragment_address(at.q_in, at.k_in, warp * GROUP)
-            self.put_scores(at, self.products(rows, at.k_in, warp - 1), warp, warp - 1)
+            scores = self.products(rows, at.k_in, warp - 1)
+            put_corner(at.lower, warp, self.lower(at, scores.k, warp))
+            self.put_p(at, scores.q, warp, warp - 1)
 
     def level_16(self, at: Places, warp: Int32) -> list[tuple[Scores, Int32, Int32]]:
         """Rows of groups 2, 3, 6 and 7, columns of the two groups before them: each warp one of them."""
@@ -457,22 +459,23 @@ class PrepareKda:
         return fragment_address(at.q_in + self.q_lines(group, level) * lines, k_tile + group * lines, Int32(0))
 
     def put_scores(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
-        """A block of 8 x 8 scores to P and M, with the factors of their rows and columns."""
-        self.put_m(at, scores, group, column)
-        self.put_p(at, scores, group, column)
+        """A block of 8 x 8 scores to P and N."""
+        put_block(at.lower, group, column, self.lower(at, scores.k, group))
+        self.put_p(at, scores.q, group, column)
 
-    def put_p(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
+    def put_p(self, at: Places, scores: list[Any], group: Int32, column: Int32) -> None:
         lane = cute.arch.lane_idx()
         line = lane // 4
         place = at.p + (group * GROUP + line) * LINE + ((column ^ line) << 4) + lane % 4 * 4
-        store_words(place, [pack(MMA, *self.scaled(scores.q))])
+        store_words(place, [pack(MMA, *self.scaled(scores))])
 
     def scaled(self, values: list[Any]) -> list[Any]:
         return values if self.scale == 1.0 else [value * Float32(self.scale) for value in values]
 
-    def put_m(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
+    def lower(self, at: Places, scores: list[Any], group: Int32) -> list[Any]:
+        """N from scores of k: with the factors of their rows, and the sign."""
         (beta,) = load_floats(at.beta + (group * GROUP + cute.arch.lane_idx() // 4) * 4, 1)
-        put_lower(at.lower, group, column, [value * beta for value in scores.k])
+        return [-value * beta for value in scores]
 
     @cute.jit
     def clear_above(self, at: Places, warp: Int32):
