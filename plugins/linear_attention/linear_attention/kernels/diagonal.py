@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from cutlass import Float32, Int32, cute
 
 from ..layout import MMA
-from .kda_words import load_floats, load_rows, load_words, multiply_add, pack, select, store_floats, store_words
+from .kda_words import load_rows, load_words, multiplied, multiply_add, pack, select, store_words
 from .tiles import unpacked
 
 __all__ = ["GROUP", "LINE", "QUAD", "Beside", "Scores", "Tokens", "diagonal_scores", "fragment_address", "raw_scores"]
@@ -43,14 +43,12 @@ class Tokens:
     columns          k times the decays behind it, up to the block's last token
     totals           products of a block's decays, [channels], by its first token
     place            shared memory of the lane's channels of the first token's line, in the tile of K
-    parked           the lane's 16 or 8 bytes of shared memory for q rows of the first token, 512 or 256 bytes from those of the next:
-                     ``park`` moves them there for good. Registers are scarce, and q rows are seldom needed
 
     ``io`` is the type of the tiles as they were loaded; what goes to them is of ``layout.MMA``.
     """
 
-    def __init__(self, io: str, channels: int, place: Int32, parked: Int32) -> None:
-        self.io, self.channels, self.place, self.parked = io, channels, place, parked
+    def __init__(self, io: str, channels: int, place: Int32) -> None:
+        self.io, self.channels, self.place = io, channels, place
         self.totals: dict[int, list[Any]] = {}
         self.rows_k, self.rows_q, self.columns = (cute.make_rmem_tensor(GROUP * channels, Float32) for _ in range(3))
 
@@ -88,26 +86,33 @@ class Tokens:
             token, channel = divmod(at, self.channels)
             self.columns[at] = self.columns[at] + factors[token] * self.columns[later * self.channels + channel]
 
-    def park(self, first: int, stop: int) -> None:
-        """q rows of these tokens to shared memory."""
-        for token in range(first, stop):
-            at = range(token * self.channels, (token + 1) * self.channels)
-            store_floats(self.parked + token * (32 * 4) * self.channels, [self.rows_q[i] for i in at])
-
     def put(self, held: Any, tile: Any, first: int = 0, stop: int = GROUP, factors: Sequence[Any] = ()) -> None:
-        """``held``, one of the registers, or None for parked q rows, of these tokens to their lines of a tile; times factors of channels."""
+        """``held``, one of the registers, of these tokens to their lines of a tile; times factors of channels."""
         for token in range(first, stop):
             store_words(self._line(token) + tile, self.operands(held, token, factors))
 
     def operands(self, held: Any, token: int, factors: Sequence[Any] = ()) -> list[Any]:
         """A token's words."""
-        if held is None:
-            values = load_floats(self.parked + token * (32 * 4) * self.channels, self.channels)
-        else:
-            values = [held[i] for i in range(token * self.channels, (token + 1) * self.channels)]
+        values = [held[i] for i in range(token * self.channels, (token + 1) * self.channels)]
         if factors:
             values = [x * y for x, y in zip(values, factors, strict=True)]
         return [pack(MMA, values[i], values[i + 1]) for i in range(0, self.channels, 2)]
+
+    def put_words(self, words: Sequence[Any], tile: Int32, first: int) -> None:
+        for token, line in enumerate(words, first):
+            store_words(self._line(token) + tile, line)
+
+    def move(self, source: Int32, tile: Int32, first: int, stop: int) -> None:
+        """Words of these tokens' lines from a tile to another one."""
+        for token in range(first, stop):
+            store_words(self._line(token) + tile, self.words(token, source))
+
+    def scale(self, tile: Int32, factors: Sequence[Any]) -> None:
+        """Lines of a tile times factors of channels, rounded again."""
+        words = [pack(MMA, factors[i], factors[i + 1]) for i in range(0, self.channels, 2)]
+        for token in range(GROUP):
+            found = self.words(token, tile)
+            store_words(self._line(token) + tile, [multiplied(x, y) for x, y in zip(found, words, strict=True)])
 
     def _line(self, token: int) -> Int32:
         # 8 lines are one pattern of the swizzle: piece ^ line
@@ -162,8 +167,8 @@ def raw_scores(io: str, address: Int32, panel: int, steps: int, norms: bool) -> 
 
 
 def diagonal_scores(
-    tokens: Tokens, begin: Callable[[int], None], address: Int32, beside: Beside, behind_k: Int32, panel: int, steps: int,
-    diagonal: Float32,
+    tokens: Tokens, begin: Callable[[int], None], address: Int32, beside: Beside, behind_k: Int32, spare: Int32, panel: int,
+    steps: int, diagonal: Float32,
 ) -> Scores:  # fmt: skip
     """Scores of the warp's tokens with each other, zero above the diagonal; on it, those of q are ``diagonal`` of the lanes that
     ``raw_scores`` names, those of k zero.
@@ -183,12 +188,13 @@ def diagonal_scores(
         beside.put(tokens, tokens.rows_q, beside.behind_k, quad + 2, quad + QUAD)
         tokens.widen(quad, 2)
         if quad == 0:
-            tokens.park(0, QUAD)
+            tokens.put(tokens.rows_q, spare, 0, QUAD)
     found = _products((address, panel), (beside.fragment, beside.panel), steps=steps)
     cute.arch.sync_warp()  # all lanes have read the lines
     _put(tokens, 0, QUAD, behind_k)
     tokens.widen(0, QUAD)
-    tokens.park(QUAD, GROUP)
+    tokens.move(spare, behind_k, 0, QUAD)
+    rest = [tokens.operands(tokens.rows_q, token) for token in range(QUAD, GROUP)]
     found += _products((address, panel), steps=steps)
     lane = cute.arch.lane_idx()
     row, column = lane // 4, lane % 4 * 2
@@ -199,6 +205,8 @@ def diagonal_scores(
     for level, sums in zip((1, 2, 4), found, strict=True):
         scores = [select(apart[i % 2] >= level, sums[i], scores[i]) for i in range(4)]
     cute.arch.sync_warp()
+    tokens.put_words(rest, behind_k, QUAD)
+    tokens.put(tokens.rows_k, Int32(0))
     return Scores(scores[:2], scores[2:])
 
 

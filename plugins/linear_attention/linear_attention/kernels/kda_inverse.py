@@ -7,8 +7,8 @@ fragment of a sum is the A operand of the next product. A product is three of mm
 ``inverse``, whose errors these are.
 
 Scratch, ``SCRATCH_BYTES`` at a 16-byte boundary: the six blocks below the diagonal in the order of ``inverse.block_number``, of 16 rows of
-32 bytes of bf16, first the upper halves, then at 512 the rest; the two 16-byte pieces of rows 4-7 and 12-15 trade places. Then 512 bytes
-for each corner: 8 rows of 16 bytes, first the upper halves, then at 128 the rest; what lies behind is free. No access has bank conflicts.
+32 bytes of bf16, first the upper halves, then at 512 the rest; the two 16-byte pieces of rows 4-7 and 12-15 trade places. Then the four
+corners, 128 bytes each: 8 rows of 16 bytes, first the upper halves, then at 512 the rest. No access has bank conflicts.
 
 Imported by ``prepare_kda`` and ``kda_lower``.
 """
@@ -24,47 +24,32 @@ from cutlass import Float32, Int32, Uint32, cute
 from . import warp as w
 from .inverse import BLOCK, BLOCKS, block_number
 
-__all__ = ["SCRATCH_BYTES", "columns", "free_place", "put_block", "put_corner"]
+__all__ = ["SCRATCH_BYTES", "columns", "put_lower"]
 
 GROUP = 8
 _BYTES = 1024  # of a block below the diagonal
 _REST = 512  # from the upper halves of a block's values to the rest
 _CORNERS = BLOCKS * (BLOCKS - 1) // 2 * _BYTES
-_CORNER_BYTES = 512
-_CORNER_REST = 128
-SCRATCH_BYTES = _CORNERS + BLOCKS * _CORNER_BYTES
+_CORNER_BYTES = 128
+SCRATCH_BYTES = _CORNERS + 2 * BLOCKS * _CORNER_BYTES
 
 Emit = Callable[[Int32, Int32, Sequence[Float32]], None]
 
 
-def put_block(scratch: Int32, group: Int32, column: Int32, pair: Sequence[Float32]) -> None:
-    """A lane's two values of N in row group * 8 + lane / 4, from column column * 8 + lane % 4 * 2 on, of groups in different blocks of 16.
-    By a warp."""
+def put_lower(scratch: Int32, group: Int32, column: Int32, pair: Sequence[Float32]) -> None:
+    """A lane's two values of N in row group * 8 + lane / 4, from column column * 8 + lane % 4 * 2 on; column < group. By a warp."""
     lane = cute.arch.lane_idx()
+    r, c = group // 2, column // 2
     row, piece = group % 2 * GROUP + lane // 4, column % 2 ^ (lane // 16)
-    place = scratch + block_number(group // 2, column // 2) * _BYTES + row * 32 + piece * 16 + lane % 4 * 4
-    _put(place, _REST, pair)
-
-
-def put_corner(scratch: Int32, group: Int32, pair: Sequence[Float32]) -> None:
-    """As ``put_block``: of an odd group and the one before it."""
-    _put(_corner(scratch, group // 2) + cute.arch.lane_idx() * 4, _CORNER_REST, pair)
-
-
-def free_place(scratch: Int32, group: Int32) -> Int32:
-    """256 bytes where nothing is before ``put_corner`` of this group and of its neighbour."""
-    return scratch + _CORNERS + group * (_CORNER_BYTES // 2)
+    below = scratch + block_number(r, c) * _BYTES + row * 32 + piece * 16 + lane % 4 * 4
+    place = cutlass.select_(r == c, _corner(scratch, r) + lane * 4, below)
+    for at, word in zip((0, _REST), w.split(*pair), strict=True):
+        w.store_words(place + at, [word])
 
 
 def columns(scratch: Int32, warp: Int32, lane: Int32, emit: Emit) -> None:
     """Column ``warp`` of blocks, when all of N is there. ``emit`` is that of ``inverse.columns``."""
     _Column(scratch, warp, lane, emit).run()
-
-
-def _put(place: Int32, rest: int, pair: Sequence[Float32]) -> None:
-    first, second = w.split(*pair)
-    w.store_words(place, [first])
-    w.store_words(place + rest, [second])
 
 
 def _corner(scratch: Int32, block: Any) -> Int32:
@@ -130,7 +115,7 @@ class _Column:
 
     def corner(self, block: Int32, *, transposed: bool = False) -> list[Uint32]:
         """Upper halves and rest of N_rr's corner: a word each."""
-        address = _corner(self.scratch, block) + self.lane % 16 * 16
+        address = _corner(self.scratch, block) + self.lane % 8 * 16 + (self.lane // 8 % 2) * _REST
         return w.load_matrices(address, transposed=transposed)[:2]
 
 

@@ -14,8 +14,8 @@ from cutlass import Boolean, Float32, Int32, Int64
 from .tiles import assembly, packed
 
 __all__ = [
-    "copies_done", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiply_add", "pack",
-    "prefetch", "select", "store_floats", "store_memory", "store_words",
+    "copies_done", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiplied", "multiply_add",
+    "pack", "prefetch", "select", "store_floats", "store_memory", "store_words",
 ]  # fmt: skip
 
 _SHORT = {"bfloat16": "bf16", "float16": "f16"}
@@ -24,6 +24,12 @@ _SHORT = {"bfloat16": "bf16", "float16": "f16"}
 def pack(io: str, low: Float32, high: Float32) -> Int32:
     """Two values rounded to io."""
     found: Int32 = packed(io, [low, high])[0]
+    return found
+
+
+def multiplied(a: Int32, b: Int32) -> Int32:
+    """The products of two words of float16."""
+    found: Int32 = assembly("mul.rn.f16x2 $r0, $i0, $i1;", [Int32], inputs=[a, b], volatile=False)[0]
     return found
 
 

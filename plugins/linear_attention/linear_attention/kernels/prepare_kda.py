@@ -44,7 +44,7 @@ from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores
 from .gates import Beta, Gate
 from .kda_gates import Decays
 from .kda_groups import fold
-from .kda_inverse import SCRATCH_BYTES, free_place, put_block, put_corner
+from .kda_inverse import SCRATCH_BYTES, put_lower
 from .kda_lower import write_t
 from .kda_words import (
     copies_done,
@@ -53,6 +53,7 @@ from .kda_words import (
     load_floats,
     load_rows,
     load_words,
+    multiplied,
     multiply_add,
     pack,
     prefetch,
@@ -79,7 +80,8 @@ class Places(NamedTuple):
     vectors   float32 [64] each: norm factors of k, and of q times scale
     totals    float32 [8][K]: the product of a warp's decays
     lower     scratch of the inverse
-    parked    q rows of ``diagonal.Tokens``, float32
+    factors   of each warp: 2 K bytes of a pair's factors in MMA; the scratch of its fold
+    columns   a tile: columns of groups
     gates     g, 16 K bytes for 4 tokens; where K-, T and P come later
     """
 
@@ -93,7 +95,8 @@ class Places(NamedTuple):
     vectors: Int32
     totals: Int32
     lower: Int32
-    parked: Int32
+    factors: Int32
+    columns: Int32
     gates: Int32
 
 
@@ -112,10 +115,11 @@ class PrepareKda:
         # Of a gate that is 0: tokens that the chunk has not need no other one.
         self.neutral = problem.domain == "log" and not problem.safe
         self.scale = 1.0 if problem.l2norm else problem.scale  # of scores and of Q~; a factor of q's norm otherwise
-        self.beta_at = self.layout.used
+        self.columns_at = self.layout.size
+        self.beta_at = self.columns_at + CHUNK * problem.key * 2
         self.lower_at = self.beta_at + 3 * CHUNK * 4 + WARPS * problem.key * 4
-        self.parked_at = self.lower_at + SCRATCH_BYTES
-        self.shared_bytes = self.parked_at + CHUNK * problem.key * 4  # 113,920 for 128 channels, 70,656 for 64
+        self.factors_at = self.lower_at + SCRATCH_BYTES
+        self.shared_bytes = self.factors_at + WARPS * 256  # 97,024 for 128 channels, 62,208 for 64
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
         """Write the records of ``args`` to its workspace."""
@@ -159,40 +163,22 @@ class PrepareKda:
         self.put_vectors(at, warp, beta, *raw[1:])
         tokens, scores = self.diagonal(at, valid, warp, decays, raw[0])
         scores = self.folded(at, tokens, scores, warp, valid)
-        total = tokens.totals[0]
-        # Blocks of 8 tokens stay as they are. What wider blocks add is the same for all tokens of the warp.
-        rows, columns = [Float32(1.0)] * self.channels, [Float32(1.0)] * self.channels
-        self.put_total(at, warp, total)
-        self.write_level(tokens, warp & 1, Int32(0), behind_k, [], [])
+        tokens.put(tokens.columns, at.columns - at.k_in)
+        self.put_total(at, warp, tokens.totals[0])
         cute.arch.sync_threads()
         self.clear_above(at, warp)
         self.put_p(at, scores, warp, warp)
-        self.level_8(at, warp)
-        total, rows, columns = self.widen(at, warp, 1, total, rows, columns)
-        # Level 16's rows of Q lie where warps with even numbers had theirs, level 32's where the others had.
-        self.write_level(tokens, warp & 2, at.k_out - at.k_in, self.free_q(at, warp, 16), rows, columns)
-        cute.arch.sync_threads()
-        # Loads come before stores, which ptxas would not exchange.
-        found = self.level_16(at, warp)
-        total, rows, columns = self.widen(at, warp, 2, total, rows, columns)
-        for block in found:
-            self.put_scores(at, *block)
-        self.write_level(tokens, warp & 4, Int32(0), self.free_q(at, warp, 32), rows, columns)
-        cute.arch.sync_threads()
-        found = self.level_32(at, warp)
-        total, rows, columns = self.widen(at, warp, 4, total, rows, columns)
-        tokens.put(tokens.columns, at.k_out - at.k_in, factors=columns)
-        for block in found:
-            self.put_scores(at, *block)
+        before, behind = self.pairs(at, warp)
+        tokens.put(tokens.columns, at.k_out - at.k_in, factors=behind)
+        self.write_decay(at, warp, times(tokens.totals[0], behind))
         fence_shared()
         cute.arch.sync_threads()
         record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
         layout, thread = self.layout, cute.arch.thread_idx()[0]
         if thread == THREADS // 2:
             send(smem, record, (layout.k_out, layout.t), (layout.p, layout.decay))
-        tokens.put(tokens.rows_k, Int32(0), factors=rows)
-        tokens.put(None, behind_k, factors=self.scaled(rows))
-        self.write_decay(at, warp, total)
+        tokens.put(tokens.rows_k, Int32(0), factors=before)
+        tokens.scale(behind_k, self.scaled(before))
         fence_shared()
         if warp < 4:
             cute.arch.barrier_arrive(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
@@ -217,7 +203,8 @@ class PrepareKda:
             vectors=smem + self.beta_at + CHUNK * 4,
             totals=smem + self.beta_at + 3 * CHUNK * 4,
             lower=smem + self.lower_at,
-            parked=smem + self.parked_at,
+            factors=smem + self.factors_at,
+            columns=smem + self.columns_at,
             gates=smem + layout.k_out,
         )
 
@@ -325,7 +312,7 @@ class PrepareKda:
         channel = self.lane_channel()
         panel = channel // (LINE // 2)
         place = at.k_in + panel * self.panel + warp * (GROUP * LINE) + (channel - panel * (LINE // 2)) * 2
-        tokens = Tokens(p.io, self.channels, place, at.parked + (warp * (GROUP * 32) + lane) * (self.channels * 4))
+        tokens = Tokens(p.io, self.channels, place)
         beside = Beside(at.gates + warp * (GROUP * p.key * 4), channel, p.key)
         behind_k = at.q_in - at.k_in
         rows = [at.vectors + (vector * CHUNK + warp * GROUP) * 4 for vector in range(2)]
@@ -349,7 +336,7 @@ class PrepareKda:
                 tokens.begin(token, k[i], q[i], norms[0][i], norms[1][i], decay)
 
         address = fragment_address(at.q_in, at.k_in, warp * GROUP)
-        return tokens, diagonal_scores(tokens, begin, address, beside, behind_k, self.panel, self.steps, diagonal)
+        return tokens, diagonal_scores(tokens, begin, address, beside, behind_k, at.columns - at.k_in, self.panel, self.steps, diagonal)
 
     @cute.jit
     def folded(self, at: Places, tokens: Tokens, scores: Scores, warp: Int32, valid: Int32):
@@ -358,7 +345,7 @@ class PrepareKda:
         if warp * GROUP < valid:
             lane = cute.arch.lane_idx()
             (beta,) = load_floats(at.beta + (warp * GROUP + lane // 4) * 4, 1)
-            q = fold(tokens, q, scores.k, beta, free_place(at.lower, warp), lane)
+            q = fold(tokens, q, scores.k, beta, at.factors + warp * 256, lane)
         return q
 
     def put_total(self, at: Places, warp: Int32, total: list[Any]) -> None:
@@ -366,42 +353,6 @@ class PrepareKda:
 
     def total(self, at: Places, warp: Any) -> list[Any]:
         return load_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, self.channels)
-
-    def widen(
-        self, at: Places, warp: Int32, size: int, total: list[Any], rows: list[Any], columns: list[Any]
-    ) -> tuple[list[Any], ...]:
-        """Blocks of ``size`` warps join in pairs; ``total``, and factors of rows and columns: of the warp's block, before and after."""
-        other = (warp ^ size) & Int32(-size)
-        block = self.total(at, other)
-        for i in range(1, size):
-            block = times(block, self.total(at, other + i))
-        second, one = (warp & size) != 0, Float32(1.0)
-        rows = times(rows, [select(second, x, one) for x in block])
-        columns = times(columns, [select(second, one, x) for x in block])
-        return times(total, block), rows, columns
-
-    # Operands and tiles.
-
-    @cute.jit
-    def write_level(
-        self, tokens: Tokens, is_row: Int32, k_tile: Int32, q_tile: Int32, rows: list, columns: list
-    ):  # fmt: skip
-        """Operands of a level: ``is_row`` is not 0 where the warp's tokens are rows. The tiles' distances from that of K~; factors of channels."""
-        if is_row != 0:
-            put_rows(tokens, k_tile, q_tile, rows)
-        else:
-            put_columns(tokens, k_tile, columns)
-
-    def free_q(self, at: Places, warp: Int32, level: int) -> Int32:
-        """The distance from the warp's lines of K~ to its rows of Q of level 16 or 32."""
-        target = self.q_lines(warp, level)
-        return at.q_in - at.k_in + (target - warp) * (GROUP * LINE)
-
-    def q_lines(self, group: Int32, level: int) -> Int32:
-        """Which group's lines of Q~ hold the rows of Q of ``group``, a row of level 16 (2, 3, 6, 7) or 32 (4 to 7)."""
-        if level == 16:
-            return (group // 4 * 2 + group % 2) * 2
-        return (group - 4) * 2 + 1
 
     @cute.jit
     def write_decay(self, at: Places, warp: Int32, total: list):
@@ -411,57 +362,58 @@ class PrepareKda:
     # Scores.
 
     @cute.jit
-    def level_8(self, at: Places, warp: Int32):
-        """Rows of the odd groups, columns of the group before."""
-        if warp & 1 != 0:
-            rows = fragment_address(at.q_in, at.k_in, warp * GROUP)
-            scores = self.products(rows, at.k_in, warp - 1)
-            put_corner(at.lower, warp, self.lower(at, scores.k, warp))
-            self.put_p(at, scores.q, warp, warp - 1)
+    def pairs(self, at: Places, warp: Int32):
+        """Scores of pairs of groups: those of the warp's rows with the 4 groups before them, and of its columns with groups 5 and more
+        behind them. Returns the products of the totals before the warp's group, and behind it."""
+        one = Float32(1.0)
+        # Tensors, which loops and branches may write to.
+        before, found = (cute.make_rmem_tensor(self.channels, Float32) for _ in range(2))
+        for i in range(self.channels):
+            before[i] = found[i] = one
+        for i in cutlass.range(WARPS - 1, unroll=1):
+            other = cutlass.select_(i < warp, warp - 1 - i, i + 1)
+            total = self.total(at, other)
+            if i == warp:
+                move_and_clear(found, before)
+            distance = warp - other
+            if (distance > 0) & (distance <= 4) | (distance <= -5):
+                self.pair(at, warp, cutlass.max(warp, other), cutlass.min(warp, other), found)
+            for j in cutlass.range_constexpr(self.channels):
+                found[j] = found[j] * total[j]
+        if warp == WARPS - 1:
+            move_and_clear(found, before)
+        return [before[i] for i in range(self.channels)], [found[i] for i in range(self.channels)]
 
-    def level_16(self, at: Places, warp: Int32) -> list[tuple[Scores, Int32, Int32]]:
-        """Rows of groups 2, 3, 6 and 7, columns of the two groups before them: each warp one of them."""
-        group = warp // 2 + 2 + (warp // 4) * 2
-        column = group & Int32(4) | warp % 2
-        return [(self.products(self.rows_address(at, at.k_out, group, 16), at.k_out, column), group, column)]
-
-    def level_32(self, at: Places, warp: Int32) -> list[tuple[Scores, Int32, Int32]]:
-        """Rows of groups 4 to 7, columns of groups 0 to 3: each warp two of them."""
-        group, column = 4 + warp // 2, warp % 2 * 2
-        rows = self.rows_address(at, at.k_in, group, 32)
+    def pair(self, at: Places, warp: Int32, row: Int32, column: Int32, factors: Any) -> None:
+        """Scores of a pair of groups to P and N. ``factors``: the product of the decays of the groups between, of the lane's channels."""
         lane = cute.arch.lane_idx()
         line = lane % 8
-        columns = at.k_in + ((column + lane // 16) * GROUP + line) * LINE + (((lane // 8) % 2 ^ line) << 4)
-        sums = [[Float32(0.0)] * 4 for _ in range(4)]
-        for step in range(self.steps):
-            a, b = load_rows(rows, step, self.panel), load_columns(columns, step, self.panel)
-            for i in range(2):
-                part = 2 * i + step % 2
-                sums[part] = multiply_add(MMA, sums[part], a, b[2 * i : 2 * i + 2])
-        return [(joined(*sums[2 * i : 2 * i + 2]), group, column + i) for i in range(2)]
-
-    def products(self, rows: Int32, k_tile: Int32, column: Int32) -> Scores:
-        """Of the fragments at ``rows`` with the rows of group ``column`` of a tile."""
-        lane = cute.arch.lane_idx()
-        line = lane % 8
-        columns = k_tile + (column * GROUP + line) * LINE + ((lane // 8 ^ line) << 4)
+        place = at.factors + warp * 256
+        cute.arch.sync_warp()
+        self.put_factors(place, factors)
+        cute.arch.sync_warp()
+        rows = fragment_address(at.q_in, at.k_in, row * GROUP)
+        columns = at.columns + (column * GROUP + line) * LINE + ((lane // 8 ^ line) << 4)
         sums = [[Float32(0.0)] * 4 for _ in range(2)]
         for step in range(0, self.steps, 2):
-            b = load_columns(columns, step, self.panel)
+            words = load_words(place + lane % 4 * 16 + step * 32, 4)
+            b = [multiplied(x, y) for x, y in zip(load_columns(columns, step, self.panel), words, strict=True)]
             for i in range(2):
                 a = load_rows(rows, step + i, self.panel)
                 sums[i] = multiply_add(MMA, sums[i], a, b[2 * i : 2 * i + 2])
-        return joined(*sums)
+        scores = joined(*sums)
+        (beta,) = load_floats(at.beta + (row * GROUP + lane // 4) * 4, 1)
+        put_lower(at.lower, row, column, [-value * beta for value in scores.k])
+        self.put_p(at, scores.q, row, column)
 
-    def rows_address(self, at: Places, k_tile: Int32, group: Int32, level: int) -> Int32:
-        """As ``fragment_address``: K rows of ``group``, Q rows where the level has them."""
-        lines = GROUP * LINE
-        return fragment_address(at.q_in + self.q_lines(group, level) * lines, k_tile + group * lines, Int32(0))
-
-    def put_scores(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
-        """A block of 8 x 8 scores to P and N."""
-        put_block(at.lower, group, column, self.lower(at, scores.k, group))
-        self.put_p(at, scores.q, group, column)
+    def put_factors(self, place: Int32, factors: Any) -> None:
+        """As lanes of B fragments load them: words of 4 steps' halves, by lane % 4."""
+        lane = cute.arch.lane_idx()
+        for i in range(self.words):
+            pair = lane * self.words + i  # of channels
+            step, half, t = pair // 8, pair // 4 % 2, pair % 4
+            word = pack(MMA, factors[2 * i], factors[2 * i + 1])
+            store_words(place + step // 2 * 64 + t * 16 + (step % 2 * 2 + half) * 4, [word])
 
     def put_p(self, at: Places, scores: list[Any], group: Int32, column: Int32) -> None:
         lane = cute.arch.lane_idx()
@@ -471,11 +423,6 @@ class PrepareKda:
 
     def scaled(self, values: list[Any]) -> list[Any]:
         return values if self.scale == 1.0 else [value * Float32(self.scale) for value in values]
-
-    def lower(self, at: Places, scores: list[Any], group: Int32) -> list[Any]:
-        """N from scores of k: with the factors of their rows, and the sign."""
-        (beta,) = load_floats(at.beta + (group * GROUP + cute.arch.lane_idx() // 4) * 4, 1)
-        return [-value * beta for value in scores]
 
     @cute.jit
     def clear_above(self, at: Places, warp: Int32):
@@ -489,14 +436,11 @@ class PrepareKda:
                 store_words(at.p + (warp * GROUP + line) * LINE + ((column ^ line) << 4), [zero] * 4)
 
 
-# A method call in a branch of the trace would make a value of the branch of its object.
-def put_rows(tokens: Tokens, k_tile: Int32, q_tile: Int32, factors: list[Any]) -> None:
-    tokens.put(tokens.rows_k, k_tile, factors=factors)
-    tokens.put(None, q_tile, factors=factors)
-
-
-def put_columns(tokens: Tokens, k_tile: Int32, factors: list[Any]) -> None:
-    tokens.put(tokens.columns, k_tile, factors=factors)
+def move_and_clear(source: Any, target: Any) -> None:
+    """``target`` takes the values of ``source``, which are 1 from then on."""
+    for i in range(cute.size(source)):
+        target[i] = source[i]
+        source[i] = Float32(1.0)
 
 
 def joined(a: list[Any], b: list[Any]) -> Scores:
