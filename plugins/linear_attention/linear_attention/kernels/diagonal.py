@@ -107,11 +107,11 @@ class Tokens:
         for token in range(first, stop):
             store_words(self._line(token) + tile, self.words(token, source))
 
-    def scale(self, tile: Int32, factors: Sequence[Any]) -> None:
-        """Lines of a tile times factors of channels, rounded again."""
+    def scale(self, source: Int32, tile: Int32, factors: Sequence[Any]) -> None:
+        """Lines of a tile to another one, times factors of channels, rounded again."""
         words = [pack(MMA, factors[i], factors[i + 1]) for i in range(0, self.channels, 2)]
         for token in range(GROUP):
-            found = self.words(token, tile)
+            found = self.words(token, source)
             store_words(self._line(token) + tile, [multiplied(x, y) for x, y in zip(found, words, strict=True)])
 
     def _line(self, token: int) -> Int32:

@@ -39,9 +39,9 @@ Emit = Callable[[Int32, Int32, Sequence[Float32]], None]
 def put_lower(scratch: Int32, group: Int32, column: Int32, pair: Sequence[Float32]) -> None:
     """A lane's two values of N in row group * 8 + lane / 4, from column column * 8 + lane % 4 * 2 on; column < group. By a warp."""
     lane = cute.arch.lane_idx()
-    r, c = group // 2, column // 2
-    row, piece = group % 2 * GROUP + lane // 4, column % 2 ^ (lane // 16)
-    below = scratch + block_number(r, c) * _BYTES + row * 32 + piece * 16 + lane % 4 * 4
+    r, c = group >> 1, column >> 1
+    row, piece = (group & 1) * GROUP + (lane >> 2), (column & 1) ^ (lane >> 4)
+    below = scratch + ((r * (r - 1) >> 1) + c) * _BYTES + row * 32 + piece * 16 + (lane & 3) * 4
     place = cutlass.select_(r == c, _corner(scratch, r) + lane * 4, below)
     for at, word in zip((0, _REST), w.split(*pair), strict=True):
         w.store_words(place + at, [word])

@@ -169,7 +169,7 @@ class PrepareKda:
         self.clear_above(at, warp)
         self.put_p(at, scores, warp, warp)
         before, behind = self.pairs(at, warp)
-        tokens.put(tokens.columns, at.k_out - at.k_in, factors=behind)
+        tokens.scale(at.columns - at.k_in, at.k_out - at.k_in, behind)
         self.write_decay(at, warp, times(tokens.totals[0], behind))
         fence_shared()
         cute.arch.sync_threads()
@@ -177,8 +177,8 @@ class PrepareKda:
         layout, thread = self.layout, cute.arch.thread_idx()[0]
         if thread == THREADS // 2:
             send(smem, record, (layout.k_out, layout.t), (layout.p, layout.decay))
-        tokens.put(tokens.rows_k, Int32(0), factors=before)
-        tokens.scale(behind_k, self.scaled(before))
+        tokens.scale(Int32(0), Int32(0), before)
+        tokens.scale(behind_k, behind_k, self.scaled(before))
         fence_shared()
         if warp < 4:
             cute.arch.barrier_arrive(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
@@ -365,24 +365,26 @@ class PrepareKda:
     def pairs(self, at: Places, warp: Int32):
         """Scores of pairs of groups: those of the warp's rows with the 4 groups before them, and of its columns with groups 5 and more
         behind them. Returns the products of the totals before the warp's group, and behind it."""
-        one = Float32(1.0)
-        # Tensors, which loops and branches may write to.
-        before, found = (cute.make_rmem_tensor(self.channels, Float32) for _ in range(2))
+        # Tensors, which loops may write to.
+        before, behind = (cute.make_rmem_tensor(self.channels, Float32) for _ in range(2))
         for i in range(self.channels):
-            before[i] = found[i] = one
-        for i in cutlass.range(WARPS - 1, unroll=1):
-            other = cutlass.select_(i < warp, warp - 1 - i, i + 1)
-            total = self.total(at, other)
-            if i == warp:
-                move_and_clear(found, before)
-            distance = warp - other
-            if (distance > 0) & (distance <= 4) | (distance <= -5):
-                self.pair(at, warp, cutlass.max(warp, other), cutlass.min(warp, other), found)
-            for j in cutlass.range_constexpr(self.channels):
-                found[j] = found[j] * total[j]
-        if warp == WARPS - 1:
-            move_and_clear(found, before)
-        return [before[i] for i in range(self.channels)], [found[i] for i in range(self.channels)]
+            before[i] = behind[i] = Float32(1.0)
+        near, far = cutlass.max(warp - 4, 0), cutlass.min(warp + 5, WARPS)
+        for i in cutlass.range(warp - near, unroll=1):
+            self.pair(at, warp, warp, warp - 1 - i, before)
+            self.multiply(before, self.total(at, warp - 1 - i))
+        for i in cutlass.range(near, unroll=1):
+            self.multiply(before, self.total(at, i))
+        for i in cutlass.range(warp + 1, far, unroll=1):
+            self.multiply(behind, self.total(at, i))
+        for i in cutlass.range(far, WARPS, unroll=1):
+            self.pair(at, warp, i, warp, behind)
+            self.multiply(behind, self.total(at, i))
+        return [before[i] for i in range(self.channels)], [behind[i] for i in range(self.channels)]
+
+    def multiply(self, held: Any, factors: list[Any]) -> None:
+        for i, x in enumerate(factors):
+            held[i] = held[i] * x
 
     def pair(self, at: Places, warp: Int32, row: Int32, column: Int32, factors: Any) -> None:
         """Scores of a pair of groups to P and N. ``factors``: the product of the decays of the groups between, of the lane's channels."""
@@ -434,13 +436,6 @@ class PrepareKda:
             if column > warp:
                 zero = Int32(0)
                 store_words(at.p + (warp * GROUP + line) * LINE + ((column ^ line) << 4), [zero] * 4)
-
-
-def move_and_clear(source: Any, target: Any) -> None:
-    """``target`` takes the values of ``source``, which are 1 from then on."""
-    for i in range(cute.size(source)):
-        target[i] = source[i]
-        source[i] = Float32(1.0)
 
 
 def joined(a: list[Any], b: list[Any]) -> Scores:
