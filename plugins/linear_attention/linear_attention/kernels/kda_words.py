@@ -86,9 +86,9 @@ def store_memory(address: Int64, words: Sequence[Int32]) -> None:
     assembly("st.global.v4.b32 [$i0], {$i1, $i2, $i3, $i4};", inputs=[address, *words], memory=True)
 
 
-def prefetch(address: Int64, size: Int32) -> None:
-    """Bring bytes of global memory to the L2 cache; both are multiples of 16."""
-    assembly("cp.async.bulk.prefetch.L2.global [$i0], $i1;", inputs=[address, size], memory=True)
+def prefetch(address: Int64) -> None:
+    """Bring what is at an address of global memory to the L2 cache."""
+    assembly("prefetch.global.L2 [$i0];", inputs=[address], memory=True)
 
 
 def _load_matrices(address: Int32) -> list[Int32]:

@@ -68,6 +68,7 @@ __all__ = ["PrepareKda"]
 WARPS = 8
 THREADS = 32 * WARPS
 EPSILON = 1e-6
+SECTOR = 32  # bytes that a prefetch brings at least
 ALIGNMENT = 1024
 WRITTEN_BARRIER = 1  # a hardware barrier; 0 is the CTA's
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -166,6 +167,7 @@ class PrepareKda:
         tokens.put(tokens.columns, at.columns - at.k_in)
         self.put_total(at, warp, tokens.totals[0])
         cute.arch.sync_threads()
+        self.prefetch_next(args, first, head, warp)
         self.clear_above(at, warp)
         self.put_p(at, scores, warp, warp)
         before, behind = self.pairs(at, warp)
@@ -185,7 +187,6 @@ class PrepareKda:
             write_t(MMA, at.lower, at.t, record + layout.t, at.beta, thread)
         else:
             cute.arch.barrier(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
-            self.prefetch_next(args, first, slot, head, warp - 5)
             if thread == THREADS // 2:
                 send(smem, record, (layout.k_in, layout.k_out), (layout.decay, layout.used))
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -235,21 +236,20 @@ class PrepareKda:
                 copy_async(target, source + i * stride, Boolean(warp * GROUP + token < valid))
 
     @cute.jit
-    def prefetch_next(self, args: Args, first: Int32, slot: Int32, head: Int32, warp: Int32):
+    def prefetch_next(self, args: Args, first: Int32, head: Int32, warp: Int32):
         """Bring q, k and g of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one
-        sequence. By warps 0 to 2, one tensor each, two tokens a lane."""
-        p = self.problem
-        ahead = (args.sms * self.resident + p.heads - 1) // p.heads
-        if ahead <= slot:
-            token = cutlass.max(first - ahead * CHUNK, 0) + cute.arch.lane_idx()
-            for i in cutlass.range_constexpr(3):
-                tensor, dtype, heads = self.sources(args)[i]
-                if warp == i:
-                    size = _BYTES[dtype]
-                    source = tensor.iterator.toint() + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * size)
-                    for half in cutlass.range_constexpr(2):
-                        line = cutlass.min(token + half * 32, args.tokens - 1)
-                        prefetch(source + Int64(line) * (Int64(tensor.stride[0]) * size), Int32(p.key * size))
+        sequence. By each warp 8 tokens."""
+        p, lane = self.problem, cute.arch.lane_idx()
+        ahead = (args.sms * self.resident + p.heads - 1) // p.heads * CHUNK
+        if ahead <= first:
+            for tensor, dtype, heads in self.sources(args):
+                size = _BYTES[dtype]
+                pieces = p.key * size // SECTOR  # of a token: 4, 8 or 16
+                stride = Int64(tensor.stride[0]) * size
+                source = tensor.iterator.toint() + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * size)
+                source = source + Int64(first - ahead + warp * GROUP + lane // pieces) * stride + lane % pieces * SECTOR
+                for i in range(0, GROUP, 32 // pieces):
+                    prefetch(source + i * stride)
 
     def sources(self, args: Args) -> tuple[tuple[Any, str, int], ...]:
         """k, q and g: tensor, type, heads."""
