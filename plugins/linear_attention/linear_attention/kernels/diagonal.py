@@ -3,8 +3,8 @@
 The score of row i and column j < i is sum_d x_i[d] k_j[d] e^(G_i[d] - G_j[d]), and e^(G_i - G_j) is the product of the decays of
 tokens j + 1 to i: a number of [0, 1], whatever the gates. A matrix product needs it as a factor of row i times one of column j. With the
 boundary b = i with its bits below the highest one of i ^ j cleared, j < b <= i, these are the products of decays b..i and j+1..b-1. So
-level s (1, 2, 4, and with other warps' groups 8, 16, 32) is one product that serves all pairs whose highest differing bit is s: its
-tokens with bit s are rows, scaled from their boundary on, the others are columns, scaled up to theirs. The diagonal is level 0, unscaled.
+level s (1, 2, 4) is one product that serves all pairs whose highest differing bit is s: its tokens with bit s are rows, scaled from
+their boundary on, the others are columns, scaled up to theirs. The diagonal is level 0, unscaled.
 
 A level's operands lie in two tiles, of K (rows and columns) and of Q (rows), at the warp's own lines, level 2's where its gates were; the A fragment is 8 rows of Q over
 the same 8 rows of K, so that one mma.sync gives both scores of a pair.
@@ -173,9 +173,9 @@ def diagonal_scores(
     """Scores of the warp's tokens with each other, zero above the diagonal; on it, those of q are ``diagonal`` of the lanes that
     ``raw_scores`` names, those of k zero.
 
-    ``begin(first)`` calls ``Tokens.begin`` for 4 tokens; ``address``: of the A fragment of Q over K; ``behind_k``: bytes from the tile of K
-    to that of Q; ``steps``: channels / 16. The tiles' lines of these tokens and their gates are overwritten. The tokens are one block in
-    the end, their q rows parked.
+    ``begin(first)`` calls ``Tokens.begin`` for 4 tokens; ``address``: of the A fragment of Q over K; ``behind_k``, ``spare``: bytes from the
+    tile of K to that of Q and to one whose lines are free; ``steps``: channels / 16. The tokens' lines and gates are overwritten. In the end
+    the tokens are one block, and their rows lie in their lines of K and Q.
     """
     for quad in range(0, GROUP, QUAD):
         begin(quad)

@@ -22,7 +22,7 @@ import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
 from . import warp as w
-from .inverse import BLOCK, BLOCKS, block_number
+from .inverse import BLOCKS, block_number
 
 __all__ = ["SCRATCH_BYTES", "columns", "put_lower"]
 

@@ -1,27 +1,33 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
 """The prepare stage of KDA: a kernel that writes the ``records`` of all chunks. A CTA makes one: a chunk of one head.
 
-8 warps, each 8 tokens; a lane has K / 32 neighbouring channels of them in registers: k and q times the decays of the tokens around
-them (``diagonal.Tokens``). Every factor that a tile needs is a product of decays, numbers of [0, 1]: nothing overflows, no gate is special,
-and the time depends on none of them. Scores come from products of the tensor cores over levels of tokens (``diagonal``): 1, 2 and 4
-inside a warp, in its lines of the tiles of K~ and Q~, behind which its columns of K are folded (``kda_groups``), then with a barrier of the CTA between two lines of this table
+8 warps, each 8 tokens, a group. Every factor that a tile needs is a product of decays, numbers of [0, 1]: nothing overflows, no gate is
+special, and the time depends on none of them.
 
-    products of level 8, from the tiles of K~ and Q~   | level 16's operands to the tile of K- and to free lines of Q~
-    level 16                                           | level 32's to the tile of K~ and to level 8's lines of Q~
-    level 32                                           | K- to its tile
-    K-, P to memory; K~ and Q~ to their tiles          |
-    the inverse of I + M, and T, by warps 0 to 3       | K~ and Q~ to memory by warp 4; the L2 cache gets a later CTA's q, k and g
+    scores inside a group      by its warp: ``diagonal``; the columns of K take them up (``kda_groups``)
+    operands of groups         to the tiles of K~, Q~ (rows, with the decays from the group's first token on) and ``columns``
+                               (with those up to its last token), in ``layout.MMA``; the group's own decay to ``totals``
+    barrier
+    scores of pairs of groups  a product of the tensor cores each, with the decays of the groups between as factors on the columns' fragments
+    K-                         columns times the decays of the groups behind
+    barrier
+    K-, P to memory
+    K~, Q~                     rows times the decays of the groups before, in place
+    T                          by warps 0 to 3 (``kda_inverse``), to memory; K~ and Q~ to memory by warp 4
 
-The last chunks come first: the scan begins with the first ones, which are then in the L2 cache.
+Three roundings of 11 bits make a tile: of the operand, of its factor, and of their product. A model of all roundings shows no difference
+to a single one, neither with random keys nor with equal ones; what is rounded token by token in K- is rounded after the fold.
 
-Operands have the norms and the scale in them and are rounded once, to ``layout.MMA``; beta is a float32 factor of the scores.
+The last chunks come first: the scan begins with the first ones, which are then in the L2 cache. In the middle of a CTA, q, k and g of a later
+one are brought there. 192 bulk prefetches by three warps at its end took 7,200 clocks, 3,300 more than all else there.
+
+Operands have the norms in them, and the scale if there are any, else scores and Q~ get it; beta is a float32 factor of the scores.
 
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 23,400 instructions of a warp with everything in it, and spills 0 to 3 registers of a thread. Two share an SM, as registers and
-shared memory allow, of 64 channels three. When 18 registers of a thread were spilled, that traffic through the L2 cache was as large as the
-records'. It is touchy: what is live across the barriers, and the order of stores behind them, make 0 or 20 of it.
+Two CTAs share an SM, as registers allow, of 64 channels three. A CTA of 128 channels runs about 17,000 instructions of a warp. When 18
+registers of a thread were spilled, that traffic through the L2 cache was as large as the records'.
 
 Imported by the prefill's host function.
 """
@@ -69,6 +75,7 @@ WARPS = 8
 THREADS = 32 * WARPS
 EPSILON = 1e-6
 SECTOR = 32  # bytes that a prefetch brings at least
+FACTORS = 256  # bytes of a warp
 ALIGNMENT = 1024
 WRITTEN_BARRIER = 1  # a hardware barrier; 0 is the CTA's
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -120,7 +127,7 @@ class PrepareKda:
         self.beta_at = self.columns_at + CHUNK * problem.key * 2
         self.lower_at = self.beta_at + 3 * CHUNK * 4 + WARPS * problem.key * 4
         self.factors_at = self.lower_at + SCRATCH_BYTES
-        self.shared_bytes = self.factors_at + WARPS * 256  # 97,024 for 128 channels, 62,208 for 64
+        self.shared_bytes = self.factors_at + WARPS * FACTORS  # 97,024 for 128 channels, 62,208 for 64
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
         """Write the records of ``args`` to its workspace."""
@@ -336,7 +343,9 @@ class PrepareKda:
                 tokens.begin(token, k[i], q[i], norms[0][i], norms[1][i], decay)
 
         address = fragment_address(at.q_in, at.k_in, warp * GROUP)
-        return tokens, diagonal_scores(tokens, begin, address, beside, behind_k, at.columns - at.k_in, self.panel, self.steps, diagonal)
+        return tokens, diagonal_scores(
+            tokens, begin, address, beside, behind_k, at.columns - at.k_in, self.panel, self.steps, diagonal
+        )
 
     @cute.jit
     def folded(self, at: Places, tokens: Tokens, scores: Scores, warp: Int32, valid: Int32):
@@ -345,7 +354,7 @@ class PrepareKda:
         if warp * GROUP < valid:
             lane = cute.arch.lane_idx()
             (beta,) = load_floats(at.beta + (warp * GROUP + lane // 4) * 4, 1)
-            q = fold(tokens, q, scores.k, beta, at.factors + warp * 256, lane)
+            q = fold(tokens, q, scores.k, beta, at.factors + warp * FACTORS, lane)
         return q
 
     def put_total(self, at: Places, warp: Int32, total: list[Any]) -> None:
@@ -390,7 +399,7 @@ class PrepareKda:
         """Scores of a pair of groups to P and N. ``factors``: the product of the decays of the groups between, of the lane's channels."""
         lane = cute.arch.lane_idx()
         line = lane % 8
-        place = at.factors + warp * 256
+        place = at.factors + warp * FACTORS
         cute.arch.sync_warp()
         self.put_factors(place, factors)
         cute.arch.sync_warp()
