@@ -110,9 +110,10 @@ class Tokens:
     def scale(self, source: Int32, tile: Int32, factors: Sequence[Any]) -> None:
         """Lines of a tile to another one, times factors of channels, rounded again."""
         words = [pack(MMA, factors[i], factors[i + 1]) for i in range(0, self.channels, 2)]
-        for token in range(GROUP):
-            found = self.words(token, source)
-            store_words(self._line(token) + tile, [multiplied(x, y) for x, y in zip(found, words, strict=True)])
+        # All loads come first: ptxas would not move them before stores.
+        lines = [self.words(token, source) for token in range(GROUP)]
+        for token, line in enumerate(lines):
+            store_words(self._line(token) + tile, [multiplied(x, y) for x, y in zip(line, words, strict=True)])
 
     def _line(self, token: int) -> Int32:
         # 8 lines are one pattern of the swizzle: piece ^ line

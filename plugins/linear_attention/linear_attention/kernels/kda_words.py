@@ -15,7 +15,7 @@ from .tiles import assembly, packed
 
 __all__ = [
     "copies_done", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiplied", "multiply_add",
-    "pack", "prefetch", "select", "store_floats", "store_memory", "store_words",
+    "pack", "select", "store_floats", "store_memory", "store_words",
 ]  # fmt: skip
 
 _SHORT = {"bfloat16": "bf16", "float16": "f16"}
@@ -84,11 +84,6 @@ def store_words(address: Int32, words: Sequence[Int32]) -> None:
 def store_memory(address: Int64, words: Sequence[Int32]) -> None:
     """4 words to global memory."""
     assembly("st.global.v4.b32 [$i0], {$i1, $i2, $i3, $i4};", inputs=[address, *words], memory=True)
-
-
-def prefetch(address: Int64) -> None:
-    """Bring what is at an address of global memory to the L2 cache."""
-    assembly("prefetch.global.L2 [$i0];", inputs=[address], memory=True)
 
 
 def _load_matrices(address: Int32) -> list[Int32]:

@@ -62,7 +62,6 @@ from .kda_words import (
     multiplied,
     multiply_add,
     pack,
-    prefetch,
     select,
     store_floats,
     store_words,
@@ -74,8 +73,7 @@ __all__ = ["PrepareKda"]
 WARPS = 8
 THREADS = 32 * WARPS
 EPSILON = 1e-6
-SECTOR = 32  # bytes that a prefetch brings at least
-FACTORS = 256  # bytes of a warp
+FACTORS = 512  # bytes of a warp
 ALIGNMENT = 1024
 WRITTEN_BARRIER = 1  # a hardware barrier; 0 is the CTA's
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -88,7 +86,7 @@ class Places(NamedTuple):
     vectors   float32 [64] each: norm factors of k, and of q times scale
     totals    float32 [8][K]: the product of a warp's decays
     lower     scratch of the inverse
-    factors   of each warp: 2 K bytes of a pair's factors in MMA; the scratch of its fold
+    factors   of each warp: the factors of two pairs in MMA; the scratch of its fold
     columns   a tile: columns of groups
     gates     g, 16 K bytes for 4 tokens; where K-, T and P come later
     """
@@ -127,7 +125,7 @@ class PrepareKda:
         self.beta_at = self.columns_at + CHUNK * problem.key * 2
         self.lower_at = self.beta_at + 3 * CHUNK * 4 + WARPS * problem.key * 4
         self.factors_at = self.lower_at + SCRATCH_BYTES
-        self.shared_bytes = self.factors_at + WARPS * FACTORS  # 97,024 for 128 channels, 62,208 for 64
+        self.shared_bytes = self.factors_at + WARPS * FACTORS  # 99,072 for 128 channels, 64,256 for 64
 
     def launch(self, args: Args, stream: cuda.CUstream) -> None:
         """Write the records of ``args`` to its workspace."""
@@ -174,7 +172,6 @@ class PrepareKda:
         tokens.put(tokens.columns, at.columns - at.k_in)
         self.put_total(at, warp, tokens.totals[0])
         cute.arch.sync_threads()
-        self.prefetch_next(args, first, head, warp)
         self.clear_above(at, warp)
         self.put_p(at, scores, warp, warp)
         before, behind = self.pairs(at, warp)
@@ -241,22 +238,6 @@ class PrepareKda:
                     lines = (piece // 8) * CHUNK + warp * GROUP + token
                     target = tile + lines * LINE + (((piece % 8) ^ token) << 4)
                 copy_async(target, source + i * stride, Boolean(warp * GROUP + token < valid))
-
-    @cute.jit
-    def prefetch_next(self, args: Args, first: Int32, head: Int32, warp: Int32):
-        """Bring q, k and g of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one
-        sequence. By each warp 8 tokens."""
-        p, lane = self.problem, cute.arch.lane_idx()
-        ahead = (args.sms * self.resident + p.heads - 1) // p.heads * CHUNK
-        if ahead <= first:
-            for tensor, dtype, heads in self.sources(args):
-                size = _BYTES[dtype]
-                pieces = p.key * size // SECTOR  # of a token: 4, 8 or 16
-                stride = Int64(tensor.stride[0]) * size
-                source = tensor.iterator.toint() + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * size)
-                source = source + Int64(first - ahead + warp * GROUP + lane // pieces) * stride + lane % pieces * SECTOR
-                for i in range(0, GROUP, 32 // pieces):
-                    prefetch(source + i * stride)
 
     def sources(self, args: Args) -> tuple[tuple[Any, str, int], ...]:
         """k, q and g: tensor, type, heads."""
@@ -379,41 +360,57 @@ class PrepareKda:
         for i in range(self.channels):
             before[i] = behind[i] = Float32(1.0)
         near, far = cutlass.max(warp - 4, 0), cutlass.min(warp + 5, WARPS)
-        for i in cutlass.range(warp - near, unroll=1):
-            self.pair(at, warp, warp, warp - 1 - i, before)
-            self.multiply(before, self.total(at, warp - 1 - i))
+        for i in cutlass.range(warp - 1, near - 1, -2, unroll=1):
+            self.two_pairs(at, warp, [warp], [i, cutlass.max(i - 1, 0)], i > near, before)
         for i in cutlass.range(near, unroll=1):
             self.multiply(before, self.total(at, i))
         for i in cutlass.range(warp + 1, far, unroll=1):
             self.multiply(behind, self.total(at, i))
-        for i in cutlass.range(far, WARPS, unroll=1):
-            self.pair(at, warp, i, warp, behind)
-            self.multiply(behind, self.total(at, i))
+        for i in cutlass.range(far, WARPS, 2, unroll=1):
+            self.two_pairs(at, warp, [i, cutlass.min(i + 1, WARPS - 1)], [warp], i + 1 < WARPS, behind)
         return [before[i] for i in range(self.channels)], [behind[i] for i in range(self.channels)]
 
     def multiply(self, held: Any, factors: list[Any]) -> None:
         for i, x in enumerate(factors):
             held[i] = held[i] * x
 
-    def pair(self, at: Places, warp: Int32, row: Int32, column: Int32, factors: Any) -> None:
-        """Scores of a pair of groups to P and N. ``factors``: the product of the decays of the groups between, of the lane's channels."""
+    def two_pairs(self, at: Places, warp: Int32, rows: list[Any], columns: list[Any], both: Boolean, factors: Any) -> None:
+        """Scores of two pairs of groups to P and N, or if not ``both`` of the first one: of one row group or one column group, with two of the
+        others. ``factors``: the product of the decays of the groups before the first one, of the lane's channels; then of all that were.
+        """
         lane = cute.arch.lane_idx()
         line = lane % 8
         place = at.factors + warp * FACTORS
+        first, second = (self.total(at, group) for group in (columns if len(columns) == 2 else rows))
         cute.arch.sync_warp()
         self.put_factors(place, factors)
+        self.multiply(factors, first)
+        self.put_factors(place + FACTORS // 2, factors)
+        self.multiply(factors, [select(both, x, Float32(1.0)) for x in second])
         cute.arch.sync_warp()
-        rows = fragment_address(at.q_in, at.k_in, row * GROUP)
-        columns = at.columns + (column * GROUP + line) * LINE + ((lane // 8 ^ line) << 4)
-        sums = [[Float32(0.0)] * 4 for _ in range(2)]
+        rows_at = [fragment_address(at.q_in, at.k_in, row * GROUP) for row in rows]
+        columns_at = [at.columns + (column * GROUP + line) * LINE + ((lane // 8 ^ line) << 4) for column in columns]
+        sums = [[[Float32(0.0)] * 4 for _ in range(2)] for _ in range(2)]
+        # Loads of two pairs come before products, as they would not be moved over stores of the first one's scores.
         for step in range(0, self.steps, 2):
-            words = load_words(place + lane % 4 * 16 + step * 32, 4)
-            b = [multiplied(x, y) for x, y in zip(load_columns(columns, step, self.panel), words, strict=True)]
-            for i in range(2):
-                a = load_rows(rows, step + i, self.panel)
-                sums[i] = multiply_add(MMA, sums[i], a, b[2 * i : 2 * i + 2])
-        scores = joined(*sums)
-        (beta,) = load_floats(at.beta + (row * GROUP + lane // 4) * 4, 1)
+            loaded = [load_columns(column, step, self.panel) for column in columns_at]
+            a = [[load_rows(row, step + i, self.panel) for i in range(2)] for row in rows_at]
+            for pair in range(2):
+                words = load_words(place + pair * (FACTORS // 2) + lane % 4 * 16 + step * 32, 4)
+                b = [multiplied(x, y) for x, y in zip(loaded[pair % len(loaded)], words, strict=True)]
+                for i in range(2):
+                    sums[pair][i] = multiply_add(MMA, sums[pair][i], a[pair % len(a)][i], b[2 * i : 2 * i + 2])
+        scores = [joined(*parts) for parts in sums]
+        self.put_scores(at, scores[0], rows[0], columns[0])
+        self.put_scores_if(both, at, scores[1], rows[-1], columns[-1])
+
+    @cute.jit
+    def put_scores_if(self, wanted: Boolean, at: Places, scores: Scores, row: Int32, column: Int32):
+        if wanted:
+            self.put_scores(at, scores, row, column)
+
+    def put_scores(self, at: Places, scores: Scores, row: Int32, column: Int32) -> None:
+        (beta,) = load_floats(at.beta + (row * GROUP + cute.arch.lane_idx() // 4) * 4, 1)
         put_lower(at.lower, row, column, [-value * beta for value in scores.k])
         self.put_p(at, scores.q, row, column)
 
