@@ -14,7 +14,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from .tiles import assembly, packed
 
 __all__ = [
-    "copies_done", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiplied", "multiply_add",
+    "copies_done", "copies_end", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiplied", "multiply_add",
     "pack", "select", "store_floats", "store_memory", "store_words",
 ]  # fmt: skip
 
@@ -44,9 +44,14 @@ def copy_async(target: Int32, source: Int64, present: Boolean) -> None:
     assembly("cp.async.cg.shared.global [$i0], [$i1], 16, $i2;", inputs=[target, source, size], memory=True)
 
 
-def copies_done() -> None:
-    """Until this thread's copies lie in shared memory."""
-    assembly("cp.async.wait_all;", memory=True)
+def copies_end() -> None:
+    """This thread's copies since the last call are a group."""
+    assembly("cp.async.commit_group;", memory=True)
+
+
+def copies_done(pending: int = 0) -> None:
+    """Until this thread's copies lie in shared memory, but for those of the last ``pending`` groups."""
+    assembly(f"cp.async.wait_group {pending};", memory=True)
 
 
 def _load(kind: Any, suffix: str, address: Int32, count: int) -> list[Any]:

@@ -54,6 +54,7 @@ from .kda_inverse import SCRATCH_BYTES, put_lower
 from .kda_lower import write_t
 from .kda_words import (
     copies_done,
+    copies_end,
     copy_async,
     load_columns,
     load_floats,
@@ -163,9 +164,10 @@ class PrepareKda:
         self.load(args, at, first, valid, head, warp)
         decays = Decays(self.gate, self.amplitude(args, head), self.biases(args, head))
         beta = self.betas(args, first, valid, head, warp)
-        copies_done()
+        copies_done(1)
         address, behind_k = fragment_address(at.q_in, at.k_in, warp * GROUP), at.q_in - at.k_in
         raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
+        copies_done()
         self.put_vectors(at, warp, beta, *raw[1:])
         tokens, scores = self.diagonal(at, valid, warp, decays, raw[0])
         scores = self.folded(at, tokens, scores, warp, valid)
@@ -220,7 +222,8 @@ class PrepareKda:
         return cute.arch.lane_idx() * self.channels
 
     def load(self, args: Args, at: Places, first: Int32, valid: Int32, head: Int32, warp: Int32) -> None:
-        """Copy the warp's tokens: q and k to their tiles, g line after line; zeros of those that the chunk has not."""
+        """Copy the warp's tokens: q and k to their tiles, one group of copies, and g line after line, another one; zeros of those that the
+        chunk has not."""
         p = self.problem
         lane = cute.arch.lane_idx()
         for (tensor, dtype, heads), tile in zip(self.sources(args), (at.k_in, at.q_in, at.gates), strict=True):
@@ -238,6 +241,8 @@ class PrepareKda:
                     lines = (piece // 8) * CHUNK + warp * GROUP + token
                     target = tile + lines * LINE + (((piece % 8) ^ token) << 4)
                 copy_async(target, source + i * stride, Boolean(warp * GROUP + token < valid))
+            if tile is not at.k_in:
+                copies_end()
 
     def sources(self, args: Args) -> tuple[tuple[Any, str, int], ...]:
         """k, q and g: tensor, type, heads."""
@@ -374,7 +379,9 @@ class PrepareKda:
         for i, x in enumerate(factors):
             held[i] = held[i] * x
 
-    def two_pairs(self, at: Places, warp: Int32, rows: list[Any], columns: list[Any], both: Boolean, factors: Any) -> None:
+    def two_pairs(
+        self, at: Places, warp: Int32, rows: list[Any], columns: list[Any], both: Boolean, factors: Any
+    ) -> None:
         """Scores of two pairs of groups to P and N, or if not ``both`` of the first one: of one row group or one column group, with two of the
         others. ``factors``: the product of the decays of the groups before the first one, of the lane's channels; then of all that were.
         """
