@@ -217,14 +217,14 @@ def check(p, lengths, seed=0, tail=0, change=None, **emulator):
             have = found[slot, head] = tiles(p, records[slot, head])
             ideal[slot, head] = {name: tile if name == "decay" else rounded(tile) for name, tile in want.items()}
             for name in ("k_in", "q_in", "decay"):
-                bound = (unit if name != "decay" else 0) * 1.01 + 2e-5
-                error = (
-                    np.abs(have[name] - want[name]) - bound * np.abs(want[name]) - (small if name != "decay" else 1e-37)
-                )
+                # Rounded three times: the group's operands, the factors of what is before the group, and their products.
+                bound = (3 * unit if name != "decay" else 0) * 1.01 + 2e-5
+                least = 3 * small if name != "decay" else 1e-37
+                error = np.abs(have[name] - want[name]) - bound * np.abs(want[name]) - least
                 assert (error <= 0).all(), (name, slot, head, error.max(), np.argwhere(error > 0)[:4])
-            # Operands are rounded once each, and the score is; so are those of the group's scores in D.
+            # Operands of a group's scores are rounded once each, and the score is; those of other pairs have another factor between.
             for name, sizes in (("p", "p_size"), ("k_out", "k_size")):
-                bound = 1.02 * unit * (2 * want[sizes] + np.abs(want[name])) + 200 * small
+                bound = 1.02 * unit * (4 * want[sizes] + np.abs(want[name])) + 200 * small
                 error = np.abs(have[name] - want[name]) - bound
                 assert (error <= 0).all(), (name, slot, head, error.max(), np.argwhere(error > 0)[:4])
             assert (np.triu(have["p"], 1) == 0).all()

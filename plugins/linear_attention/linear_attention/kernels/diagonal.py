@@ -3,8 +3,8 @@
 The score of row i and column j < i is sum_d x_i[d] k_j[d] e^(G_i[d] - G_j[d]), and e^(G_i - G_j) is the product of the decays of
 tokens j + 1 to i: a number of [0, 1], whatever the gates. A matrix product needs it as a factor of row i times one of column j. With the
 boundary b = i with its bits below the highest one of i ^ j cleared, j < b <= i, these are the products of decays b..i and j+1..b-1. So
-level s (1, 2, 4, and with other warps' groups 8, 16, 32) is one product that serves all pairs whose highest differing bit is s: its
-tokens with bit s are rows, scaled from their boundary on, the others are columns, scaled up to theirs. The diagonal is level 0, unscaled.
+level s (1, 2, 4) is one product that serves all pairs whose highest differing bit is s: its tokens with bit s are rows, scaled from
+their boundary on, the others are columns, scaled up to theirs. The diagonal is level 0, unscaled.
 
 A level's operands lie in two tiles, of K (rows and columns) and of Q (rows), at the warp's own lines, level 2's where its gates were; the A fragment is 8 rows of Q over
 the same 8 rows of K, so that one mma.sync gives both scores of a pair.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from cutlass import Float32, Int32, cute
 
 from ..layout import MMA
-from .kda_words import load_floats, load_rows, load_words, multiply_add, pack, select, store_floats, store_words
+from .kda_words import load_rows, load_words, multiplied, multiply_add, pack, select, store_words
 from .tiles import unpacked
 
 __all__ = ["GROUP", "LINE", "QUAD", "Beside", "Scores", "Tokens", "diagonal_scores", "fragment_address", "raw_scores"]
@@ -43,14 +43,12 @@ class Tokens:
     columns          k times the decays behind it, up to the block's last token
     totals           products of a block's decays, [channels], by its first token
     place            shared memory of the lane's channels of the first token's line, in the tile of K
-    parked           the lane's 16 or 8 bytes of shared memory for q rows of the first token, 512 or 256 bytes from those of the next:
-                     ``park`` moves them there for good. Registers are scarce, and q rows are seldom needed
 
     ``io`` is the type of the tiles as they were loaded; what goes to them is of ``layout.MMA``.
     """
 
-    def __init__(self, io: str, channels: int, place: Int32, parked: Int32) -> None:
-        self.io, self.channels, self.place, self.parked = io, channels, place, parked
+    def __init__(self, io: str, channels: int, place: Int32) -> None:
+        self.io, self.channels, self.place = io, channels, place
         self.totals: dict[int, list[Any]] = {}
         self.rows_k, self.rows_q, self.columns = (cute.make_rmem_tensor(GROUP * channels, Float32) for _ in range(3))
 
@@ -59,14 +57,15 @@ class Tokens:
         return load_words(self._line(token) + tile, self.channels // 2)
 
     def begin(self, token: int, k: list[Any], q: list[Any], factor_k: Any, factor_q: Any, decay: list[Any]) -> None:
-        """A block of one token: words as they lie in memory, factors that they keep (of k: None is 1), decays."""
+        """A block of one token: words as they lie in memory, factors that they keep (None is 1), decays."""
         values_k, values_q = ([value for word in words for value in unpacked(self.io, word)] for words in (k, q))
         first = token * self.channels
         for i in range(self.channels):
             value = values_k[i] if factor_k is None else values_k[i] * factor_k
             self.columns[first + i] = value
             self.rows_k[first + i] = value * decay[i]
-            self.rows_q[first + i] = values_q[i] * factor_q * decay[i]
+            query = values_q[i] if factor_q is None else values_q[i] * factor_q
+            self.rows_q[first + i] = query * decay[i]
         self.totals[token] = decay
 
     def widen(self, first: int, size: int) -> None:
@@ -87,26 +86,34 @@ class Tokens:
             token, channel = divmod(at, self.channels)
             self.columns[at] = self.columns[at] + factors[token] * self.columns[later * self.channels + channel]
 
-    def park(self, first: int, stop: int) -> None:
-        """q rows of these tokens to shared memory."""
-        for token in range(first, stop):
-            at = range(token * self.channels, (token + 1) * self.channels)
-            store_floats(self.parked + token * (32 * 4) * self.channels, [self.rows_q[i] for i in at])
-
     def put(self, held: Any, tile: Any, first: int = 0, stop: int = GROUP, factors: Sequence[Any] = ()) -> None:
-        """``held``, one of the registers, or None for parked q rows, of these tokens to their lines of a tile; times factors of channels."""
+        """``held``, one of the registers, of these tokens to their lines of a tile; times factors of channels."""
         for token in range(first, stop):
             store_words(self._line(token) + tile, self.operands(held, token, factors))
 
     def operands(self, held: Any, token: int, factors: Sequence[Any] = ()) -> list[Any]:
         """A token's words."""
-        if held is None:
-            values = load_floats(self.parked + token * (32 * 4) * self.channels, self.channels)
-        else:
-            values = [held[i] for i in range(token * self.channels, (token + 1) * self.channels)]
+        values = [held[i] for i in range(token * self.channels, (token + 1) * self.channels)]
         if factors:
             values = [x * y for x, y in zip(values, factors, strict=True)]
         return [pack(MMA, values[i], values[i + 1]) for i in range(0, self.channels, 2)]
+
+    def put_words(self, words: Sequence[Any], tile: Int32, first: int) -> None:
+        for token, line in enumerate(words, first):
+            store_words(self._line(token) + tile, line)
+
+    def move(self, source: Int32, tile: Int32, first: int, stop: int) -> None:
+        """Words of these tokens' lines from a tile to another one."""
+        for token in range(first, stop):
+            store_words(self._line(token) + tile, self.words(token, source))
+
+    def scale(self, source: Int32, tile: Int32, factors: Sequence[Any]) -> None:
+        """Lines of a tile to another one, times factors of channels, rounded again."""
+        words = [pack(MMA, factors[i], factors[i + 1]) for i in range(0, self.channels, 2)]
+        # All loads come first: ptxas would not move them before stores.
+        lines = [self.words(token, source) for token in range(GROUP)]
+        for token, line in enumerate(lines):
+            store_words(self._line(token) + tile, [multiplied(x, y) for x, y in zip(line, words, strict=True)])
 
     def _line(self, token: int) -> Int32:
         # 8 lines are one pattern of the swizzle: piece ^ line
@@ -161,15 +168,15 @@ def raw_scores(io: str, address: Int32, panel: int, steps: int, norms: bool) -> 
 
 
 def diagonal_scores(
-    tokens: Tokens, begin: Callable[[int], None], address: Int32, beside: Beside, behind_k: Int32, panel: int, steps: int,
-    diagonal: Float32,
+    tokens: Tokens, begin: Callable[[int], None], address: Int32, beside: Beside, behind_k: Int32, spare: Int32, panel: int,
+    steps: int, diagonal: Float32,
 ) -> Scores:  # fmt: skip
     """Scores of the warp's tokens with each other, zero above the diagonal; on it, those of q are ``diagonal`` of the lanes that
     ``raw_scores`` names, those of k zero.
 
-    ``begin(first)`` calls ``Tokens.begin`` for 4 tokens; ``address``: of the A fragment of Q over K; ``behind_k``: bytes from the tile of K
-    to that of Q; ``steps``: channels / 16. The tiles' lines of these tokens and their gates are overwritten. The tokens are one block in
-    the end, their q rows parked.
+    ``begin(first)`` calls ``Tokens.begin`` for 4 tokens; ``address``: of the A fragment of Q over K; ``behind_k``, ``spare``: bytes from the
+    tile of K to that of Q and to one whose lines are free; ``steps``: channels / 16. The tokens' lines and gates are overwritten. In the end
+    the tokens are one block, and their rows lie in their lines of K and Q.
     """
     for quad in range(0, GROUP, QUAD):
         begin(quad)
@@ -182,12 +189,13 @@ def diagonal_scores(
         beside.put(tokens, tokens.rows_q, beside.behind_k, quad + 2, quad + QUAD)
         tokens.widen(quad, 2)
         if quad == 0:
-            tokens.park(0, QUAD)
+            tokens.put(tokens.rows_q, spare, 0, QUAD)
     found = _products((address, panel), (beside.fragment, beside.panel), steps=steps)
     cute.arch.sync_warp()  # all lanes have read the lines
     _put(tokens, 0, QUAD, behind_k)
     tokens.widen(0, QUAD)
-    tokens.park(QUAD, GROUP)
+    tokens.move(spare, behind_k, 0, QUAD)
+    rest = [tokens.operands(tokens.rows_q, token) for token in range(QUAD, GROUP)]
     found += _products((address, panel), steps=steps)
     lane = cute.arch.lane_idx()
     row, column = lane // 4, lane % 4 * 2
@@ -198,6 +206,8 @@ def diagonal_scores(
     for level, sums in zip((1, 2, 4), found, strict=True):
         scores = [select(apart[i % 2] >= level, sums[i], scores[i]) for i in range(4)]
     cute.arch.sync_warp()
+    tokens.put_words(rest, behind_k, QUAD)
+    tokens.put(tokens.rows_k, Int32(0))
     return Scores(scores[:2], scores[2:])
 
 

@@ -27,13 +27,13 @@ from .tiles import assembly
 
 __all__ = ["fold"]
 
-_LINE = 64  # bytes
+_LINE = 32  # bytes
 
 
 def fold(tokens: Tokens, q: Sequence[Any], k: Sequence[Any], beta: Float32, scratch: Int32, lane: Int32) -> list[Any]:
     """``tokens.columns`` become D^T k; returns the lane's part of P D from that of P. By a warp.
 
-    ``q``, ``k``, ``beta``: the lane's part of the group's scores, and of row lane / 4. ``scratch``: 8 lines of 32 bytes, 64 apart.
+    ``q``, ``k``, ``beta``: the lane's part of the group's scores, and of row lane / 4. ``scratch``: 8 lines of 32 bytes.
     """
     row, pair = lane // 4, lane % 4 * 2
     store_floats(scratch + row * _LINE + pair * 4, [-value * beta for value in k])

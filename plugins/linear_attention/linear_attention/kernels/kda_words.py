@@ -14,8 +14,8 @@ from cutlass import Boolean, Float32, Int32, Int64
 from .tiles import assembly, packed
 
 __all__ = [
-    "copies_done", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiply_add", "pack",
-    "prefetch", "select", "store_floats", "store_memory", "store_words",
+    "copies_done", "copies_end", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiplied", "multiply_add",
+    "pack", "select", "store_floats", "store_memory", "store_words",
 ]  # fmt: skip
 
 _SHORT = {"bfloat16": "bf16", "float16": "f16"}
@@ -24,6 +24,12 @@ _SHORT = {"bfloat16": "bf16", "float16": "f16"}
 def pack(io: str, low: Float32, high: Float32) -> Int32:
     """Two values rounded to io."""
     found: Int32 = packed(io, [low, high])[0]
+    return found
+
+
+def multiplied(a: Int32, b: Int32) -> Int32:
+    """The products of two words of float16."""
+    found: Int32 = assembly("mul.rn.f16x2 $r0, $i0, $i1;", [Int32], inputs=[a, b], volatile=False)[0]
     return found
 
 
@@ -38,9 +44,14 @@ def copy_async(target: Int32, source: Int64, present: Boolean) -> None:
     assembly("cp.async.cg.shared.global [$i0], [$i1], 16, $i2;", inputs=[target, source, size], memory=True)
 
 
-def copies_done() -> None:
-    """Until this thread's copies lie in shared memory."""
-    assembly("cp.async.wait_all;", memory=True)
+def copies_end() -> None:
+    """This thread's copies since the last call are a group."""
+    assembly("cp.async.commit_group;", memory=True)
+
+
+def copies_done(pending: int = 0) -> None:
+    """Until this thread's copies lie in shared memory, but for those of the last ``pending`` groups."""
+    assembly(f"cp.async.wait_group {pending};", memory=True)
 
 
 def _load(kind: Any, suffix: str, address: Int32, count: int) -> list[Any]:
@@ -78,11 +89,6 @@ def store_words(address: Int32, words: Sequence[Int32]) -> None:
 def store_memory(address: Int64, words: Sequence[Int32]) -> None:
     """4 words to global memory."""
     assembly("st.global.v4.b32 [$i0], {$i1, $i2, $i3, $i4};", inputs=[address, *words], memory=True)
-
-
-def prefetch(address: Int64, size: Int32) -> None:
-    """Bring bytes of global memory to the L2 cache; both are multiples of 16."""
-    assembly("cp.async.bulk.prefetch.L2.global [$i0], $i1;", inputs=[address, size], memory=True)
 
 
 def _load_matrices(address: Int32) -> list[Int32]:

@@ -1,27 +1,36 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
 """The prepare stage of KDA: a kernel that writes the ``records`` of all chunks. A CTA makes one: a chunk of one head.
 
-8 warps, each 8 tokens; a lane has K / 32 neighbouring channels of them in registers: k and q times the decays of the tokens around
-them (``diagonal.Tokens``). Every factor that a tile needs is a product of decays, numbers of [0, 1]: nothing overflows, no gate is special,
-and the time depends on none of them. Scores come from products of the tensor cores over levels of tokens (``diagonal``): 1, 2 and 4
-inside a warp, in its lines of the tiles of K~ and Q~, behind which its columns of K are folded (``kda_groups``), then with a barrier of the CTA between two lines of this table
+8 warps, each 8 tokens, a group. Every factor that a tile needs is a product of decays, numbers of [0, 1]: nothing overflows, no gate is
+special, and the time depends on none of them.
 
-    products of level 8, from the tiles of K~ and Q~   | level 16's operands to the tile of K- and to free lines of Q~
-    level 16                                           | level 32's to the tile of K~ and to level 8's lines of Q~
-    level 32                                           | K- to its tile
-    K-, P to memory; K~ and Q~ to their tiles          |
-    the inverse of I + M, and T, by warps 0 to 3       | K~ and Q~ to memory by warp 4; the L2 cache gets a later CTA's q, k and g
+    scores inside a group      by its warp: ``diagonal``; the columns of K take them up (``kda_groups``)
+    operands of groups         to the tiles of K~, Q~ (rows, with the decays from the group's first token on) and ``columns``
+                               (with those up to its last token), in ``layout.MMA``; the group's own decay to ``totals``
+    barrier
+    scores of pairs of groups  a product of the tensor cores each, with the decays of the groups between as factors on the columns' fragments:
+                               two at a time, so that one's loads don't wait for the other's stores
+    K-                         columns times the decays of the groups behind
+    barrier
+    K-, P to memory
+    K~, Q~                     rows times the decays of the groups before, in place
+    T                          by warps 0 to 3 (``kda_inverse``), to memory; K~ and Q~ to memory by warp 4
 
-The last chunks come first: the scan begins with the first ones, which are then in the L2 cache.
+Three roundings of 11 bits make a tile: of the operand, of its factor, and of their product. In a model of all roundings, with random, equal
+and nearly equal keys, errors are those of a single one within 2 % for O and a quarter for states: what counts there, that K- is rounded after
+the fold, is left alone.
 
-Operands have the norms and the scale in them and are rounded once, to ``layout.MMA``; beta is a float32 factor of the scores.
+The last chunks come first: the scan begins with the first ones, which are then in the L2 cache. q, k and g of a later CTA are not brought
+there: on an H200, prefetches of lines in the middle of a CTA cost 5 % of the whole op, and bulk ones at its end kept it from ending: 64 of
+a warp take 7,200 clocks.
+
+Operands have the norms in them, and the scale if there are any, else scores and Q~ get it; beta is a float32 factor of the scores.
 
 Tokens that a chunk has not: q, k, g and beta are zeros, of which nothing is read, and the decay is 1, so that all tiles come out neutral.
 Launches may overlap the end of the one before and the start of the next (PTX ISA, griddepcontrol).
 
-A CTA of 128 channels runs 23,400 instructions of a warp with everything in it, and spills 0 to 3 registers of a thread. Two share an SM, as registers and
-shared memory allow, of 64 channels three. When 18 registers of a thread were spilled, that traffic through the L2 cache was as large as the
-records'. It is touchy: what is live across the barriers, and the order of stores behind them, make 0 or 20 of it.
+Two CTAs share an SM, as registers allow, of 64 channels three. A CTA of 128 channels runs about 16,000 instructions of a warp. When 18
+registers of a thread were spilled, that traffic through the L2 cache was as large as the records'.
 
 Imported by the prefill's host function.
 """
@@ -42,20 +51,21 @@ from .arguments import Args
 from .chunks import begin, end, find_chunk, most_chunks, send
 from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores, fragment_address, raw_scores
 from .gates import Beta, Gate
-from .inverse import SCRATCH_BYTES
 from .kda_gates import Decays
 from .kda_groups import fold
-from .kda_lower import group_place, put_lower, write_t
+from .kda_inverse import SCRATCH_BYTES, put_lower
+from .kda_lower import write_t
 from .kda_words import (
     copies_done,
+    copies_end,
     copy_async,
     load_columns,
     load_floats,
     load_rows,
     load_words,
+    multiplied,
     multiply_add,
     pack,
-    prefetch,
     select,
     store_floats,
     store_words,
@@ -67,8 +77,9 @@ __all__ = ["PrepareKda"]
 WARPS = 8
 THREADS = 32 * WARPS
 EPSILON = 1e-6
+FACTORS = 512  # bytes of a warp
 ALIGNMENT = 1024
-INVERSE_BARRIER, WRITTEN_BARRIER = 1, 2  # hardware barriers; 0 is the CTA's
+WRITTEN_BARRIER = 1  # a hardware barrier; 0 is the CTA's
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -79,7 +90,8 @@ class Places(NamedTuple):
     vectors   float32 [64] each: norm factors of k, and of q times scale
     totals    float32 [8][K]: the product of a warp's decays
     lower     scratch of the inverse
-    parked    q rows of ``diagonal.Tokens``, float32
+    factors   of each warp: the factors of two pairs in MMA; the scratch of its fold
+    columns   a tile: columns of groups
     gates     g, 16 K bytes for 4 tokens; where K-, T and P come later
     """
 
@@ -93,7 +105,8 @@ class Places(NamedTuple):
     vectors: Int32
     totals: Int32
     lower: Int32
-    parked: Int32
+    factors: Int32
+    columns: Int32
     gates: Int32
 
 
@@ -109,10 +122,14 @@ class PrepareKda:
         self.panel = CHUNK * LINE
         self.layout = record_layout(problem)
         self.gate, self.beta = Gate.of(problem), Beta.of(problem)
-        self.beta_at = self.layout.used
+        # Of a gate that is 0: tokens that the chunk has not need no other one.
+        self.neutral = problem.domain == "log" and not problem.safe
+        self.scale = 1.0 if problem.l2norm else problem.scale  # of scores and of Q~; a factor of q's norm otherwise
+        self.columns_at = self.layout.size
+        self.beta_at = self.columns_at + CHUNK * problem.key * 2
         self.lower_at = self.beta_at + 3 * CHUNK * 4 + WARPS * problem.key * 4
-        self.parked_at = self.lower_at + SCRATCH_BYTES
-        self.shared_bytes = self.parked_at + CHUNK * problem.key * 4  # 113,920 for 128 channels, 70,656 for 64
+        self.factors_at = self.lower_at + SCRATCH_BYTES
+        self.shared_bytes = self.factors_at + WARPS * FACTORS  # 99,072 for 128 channels, 64,256 for 64
 
     def launch(self, args: Args, part: Int32, stream: cuda.CUstream) -> None:
         """Write the records of a part of the chunks of ``args`` to its workspace."""
@@ -150,53 +167,35 @@ class PrepareKda:
         self.load(args, at, first, valid, head, warp)
         decays = Decays(self.gate, self.amplitude(args, head), self.biases(args, head))
         beta = self.betas(args, first, valid, head, warp)
-        copies_done()
+        copies_done(1)
         address, behind_k = fragment_address(at.q_in, at.k_in, warp * GROUP), at.q_in - at.k_in
         raw = raw_scores(self.io, address, self.panel, self.steps, self.problem.l2norm)
+        copies_done()
         self.put_vectors(at, warp, beta, *raw[1:])
         tokens, scores = self.diagonal(at, valid, warp, decays, raw[0])
         scores = self.folded(at, tokens, scores, warp, valid)
-        total = tokens.totals[0]
-        # Blocks of 8 tokens stay as they are. What wider blocks add is the same for all tokens of the warp.
-        rows, columns = [Float32(1.0)] * self.channels, [Float32(1.0)] * self.channels
-        self.put_total(at, warp, total)
-        self.write_level(tokens, warp & 1, Int32(0), behind_k, [], [])
+        tokens.put(tokens.columns, at.columns - at.k_in)
+        self.put_total(at, warp, tokens.totals[0])
         cute.arch.sync_threads()
         self.clear_above(at, warp)
-        self.put_scores(at, scores, warp, warp)
-        self.level_8(at, warp)
-        total, rows, columns = self.widen(at, warp, 1, total, rows, columns)
-        # Level 16's rows of Q lie where warps with even numbers had theirs, level 32's where the others had.
-        self.write_level(tokens, warp & 2, at.k_out - at.k_in, self.free_q(at, warp, 16), rows, columns)
-        cute.arch.sync_threads()
-        # Loads come before stores, which ptxas would not exchange.
-        found = self.level_16(at, warp)
-        total, rows, columns = self.widen(at, warp, 2, total, rows, columns)
-        for block in found:
-            self.put_scores(at, *block)
-        self.write_level(tokens, warp & 4, Int32(0), self.free_q(at, warp, 32), rows, columns)
-        cute.arch.sync_threads()
-        found = self.level_32(at, warp)
-        total, rows, columns = self.widen(at, warp, 4, total, rows, columns)
-        tokens.put(tokens.columns, at.k_out - at.k_in, factors=columns)
-        for block in found:
-            self.put_scores(at, *block)
+        self.put_p(at, scores, warp, warp)
+        before, behind = self.pairs(at, warp)
+        tokens.scale(at.columns - at.k_in, at.k_out - at.k_in, behind)
+        self.write_decay(at, warp, times(tokens.totals[0], behind))
         fence_shared()
         cute.arch.sync_threads()
         record = args.workspace.toint() + (Int64(slot) * self.problem.heads + head) * self.layout.size
         layout, thread = self.layout, cute.arch.thread_idx()[0]
         if thread == THREADS // 2:
             send(smem, record, (layout.k_out, layout.t), (layout.p, layout.decay))
-        tokens.put(tokens.rows_k, Int32(0), factors=rows)
-        tokens.put(None, behind_k, factors=rows)
-        self.write_decay(at, warp, total)
+        tokens.scale(Int32(0), Int32(0), before)
+        tokens.scale(behind_k, behind_k, self.scaled(before))
         fence_shared()
         if warp < 4:
             cute.arch.barrier_arrive(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
-            write_t(MMA, at.lower, at.t, record + layout.t, at.beta, thread, INVERSE_BARRIER)
+            write_t(MMA, at.lower, at.t, record + layout.t, at.beta, thread)
         else:
             cute.arch.barrier(barrier_id=WRITTEN_BARRIER, number_of_threads=THREADS)
-            self.prefetch_next(args, first, slot, head, warp - 5)
             if thread == THREADS // 2:
                 send(smem, record, (layout.k_in, layout.k_out), (layout.decay, layout.used))
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -214,7 +213,8 @@ class PrepareKda:
             vectors=smem + self.beta_at + CHUNK * 4,
             totals=smem + self.beta_at + 3 * CHUNK * 4,
             lower=smem + self.lower_at,
-            parked=smem + self.parked_at,
+            factors=smem + self.factors_at,
+            columns=smem + self.columns_at,
             gates=smem + layout.k_out,
         )
 
@@ -225,7 +225,8 @@ class PrepareKda:
         return cute.arch.lane_idx() * self.channels
 
     def load(self, args: Args, at: Places, first: Int32, valid: Int32, head: Int32, warp: Int32) -> None:
-        """Copy the warp's tokens: q and k to their tiles, g line after line; zeros of those that the chunk has not."""
+        """Copy the warp's tokens: q and k to their tiles, one group of copies, and g line after line, another one; zeros of those that the
+        chunk has not."""
         p = self.problem
         lane = cute.arch.lane_idx()
         for (tensor, dtype, heads), tile in zip(self.sources(args), (at.k_in, at.q_in, at.gates), strict=True):
@@ -243,23 +244,8 @@ class PrepareKda:
                     lines = (piece // 8) * CHUNK + warp * GROUP + token
                     target = tile + lines * LINE + (((piece % 8) ^ token) << 4)
                 copy_async(target, source + i * stride, Boolean(warp * GROUP + token < valid))
-
-    @cute.jit
-    def prefetch_next(self, args: Args, first: Int32, slot: Int32, head: Int32, warp: Int32):
-        """Bring q, k and g of a later CTA to the L2 cache: about the one that takes this one's place on the SM, if all tokens are of one
-        sequence. By warps 0 to 2, one tensor each, two tokens a lane."""
-        p = self.problem
-        ahead = (args.sms * self.resident + p.heads - 1) // p.heads
-        if ahead <= slot:
-            token = cutlass.max(first - ahead * CHUNK, 0) + cute.arch.lane_idx()
-            for i in cutlass.range_constexpr(3):
-                tensor, dtype, heads = self.sources(args)[i]
-                if warp == i:
-                    size = _BYTES[dtype]
-                    source = tensor.iterator.toint() + Int64(head * heads // p.heads) * (Int64(tensor.stride[1]) * size)
-                    for half in cutlass.range_constexpr(2):
-                        line = cutlass.min(token + half * 32, args.tokens - 1)
-                        prefetch(source + Int64(line) * (Int64(tensor.stride[0]) * size), Int32(p.key * size))
+            if tile is not at.k_in:
+                copies_end()
 
     def sources(self, args: Args) -> tuple[tuple[Any, str, int], ...]:
         """k, q and g: tensor, type, heads."""
@@ -322,83 +308,49 @@ class PrepareKda:
         channel = self.lane_channel()
         panel = channel // (LINE // 2)
         place = at.k_in + panel * self.panel + warp * (GROUP * LINE) + (channel - panel * (LINE // 2)) * 2
-        tokens = Tokens(p.io, self.channels, place, at.parked + (warp * (GROUP * 32) + lane) * (self.channels * 4))
+        tokens = Tokens(p.io, self.channels, place)
         beside = Beside(at.gates + warp * (GROUP * p.key * 4), channel, p.key)
-        scale, behind_k = Float32(p.scale), at.q_in - at.k_in
+        behind_k = at.q_in - at.k_in
         rows = [at.vectors + (vector * CHUNK + warp * GROUP) * 4 for vector in range(2)]
         if p.l2norm:
             own = [load_floats(row + lane // 4 * 4, 1)[0] for row in rows]
             diagonal = diagonal * own[0] * own[1]
-        else:
-            diagonal = diagonal * scale
 
         def begin(first: int) -> None:
             quad = range(first, first + QUAD)
             k, q = ([tokens.words(token, tile) for token in quad] for tile in (Int32(0), behind_k))
             gates = [self.gates(at, warp, token) for token in quad]
-            norms = [[None] * QUAD, [scale] * QUAD]
+            norms = [[None] * QUAD] * 2
             if p.l2norm:
                 norms = [load_floats(row + first * 4, QUAD) for row in rows]
             for i, token in enumerate(quad):
-                # Zeros were loaded for a token that the chunk has not; its decay is 1, which no other exceeds.
-                least = select(warp * GROUP + token < valid, Float32(0.0), Float32(1.0))
-                decay = [largest(value, least) for value in decays.of(gates[i])]
+                decay = decays.of(gates[i])
+                if not self.neutral:
+                    # Zeros were loaded for a token that the chunk has not; its decay is 1, which no other exceeds.
+                    least = select(warp * GROUP + token < valid, Float32(0.0), Float32(1.0))
+                    decay = [largest(value, least) for value in decay]
                 tokens.begin(token, k[i], q[i], norms[0][i], norms[1][i], decay)
 
         address = fragment_address(at.q_in, at.k_in, warp * GROUP)
-        return tokens, diagonal_scores(tokens, begin, address, beside, behind_k, self.panel, self.steps, diagonal)
+        return tokens, diagonal_scores(
+            tokens, begin, address, beside, behind_k, at.columns - at.k_in, self.panel, self.steps, diagonal
+        )
 
     @cute.jit
     def folded(self, at: Places, tokens: Tokens, scores: Scores, warp: Int32, valid: Int32):
-        """``fold`` of the warp's group: its scores afterwards. In a branch, so that ptxas leaves what is before it alone."""
+        """``fold`` of the warp's group: its scores of q afterwards; of k, there are none. In a branch, so that ptxas leaves what is before it alone."""
         q = list(scores.q)
         if warp * GROUP < valid:
             lane = cute.arch.lane_idx()
             (beta,) = load_floats(at.beta + (warp * GROUP + lane // 4) * 4, 1)
-            q = fold(tokens, q, scores.k, beta, group_place(at.lower, warp), lane)
-        return Scores(q, [Float32(0.0)] * 2)
+            q = fold(tokens, q, scores.k, beta, at.factors + warp * FACTORS, lane)
+        return q
 
     def put_total(self, at: Places, warp: Int32, total: list[Any]) -> None:
         store_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, total)
 
     def total(self, at: Places, warp: Any) -> list[Any]:
         return load_floats(at.totals + (warp * self.problem.key + self.lane_channel()) * 4, self.channels)
-
-    def widen(
-        self, at: Places, warp: Int32, size: int, total: list[Any], rows: list[Any], columns: list[Any]
-    ) -> tuple[list[Any], ...]:
-        """Blocks of ``size`` warps join in pairs; ``total``, and factors of rows and columns: of the warp's block, before and after."""
-        other = (warp ^ size) & Int32(-size)
-        block = self.total(at, other)
-        for i in range(1, size):
-            block = times(block, self.total(at, other + i))
-        second, one = (warp & size) != 0, Float32(1.0)
-        rows = times(rows, [select(second, x, one) for x in block])
-        columns = times(columns, [select(second, one, x) for x in block])
-        return times(total, block), rows, columns
-
-    # Operands and tiles.
-
-    @cute.jit
-    def write_level(
-        self, tokens: Tokens, is_row: Int32, k_tile: Int32, q_tile: Int32, rows: list, columns: list
-    ):  # fmt: skip
-        """Operands of a level: ``is_row`` is not 0 where the warp's tokens are rows. The tiles' distances from that of K~; factors of channels."""
-        if is_row != 0:
-            put_rows(tokens, k_tile, q_tile, rows)
-        else:
-            put_columns(tokens, k_tile, columns)
-
-    def free_q(self, at: Places, warp: Int32, level: int) -> Int32:
-        """The distance from the warp's lines of K~ to its rows of Q of level 16 or 32."""
-        target = self.q_lines(warp, level)
-        return at.q_in - at.k_in + (target - warp) * (GROUP * LINE)
-
-    def q_lines(self, group: Int32, level: int) -> Int32:
-        """Which group's lines of Q~ hold the rows of Q of ``group``, a row of level 16 (2, 3, 6, 7) or 32 (4 to 7)."""
-        if level == 16:
-            return (group // 4 * 2 + group % 2) * 2
-        return (group - 4) * 2 + 1
 
     @cute.jit
     def write_decay(self, at: Places, warp: Int32, total: list):
@@ -408,65 +360,87 @@ class PrepareKda:
     # Scores.
 
     @cute.jit
-    def level_8(self, at: Places, warp: Int32):
-        """Rows of the odd groups, columns of the group before."""
-        if warp & 1 != 0:
-            rows = fragment_address(at.q_in, at.k_in, warp * GROUP)
-            self.put_scores(at, self.products(rows, at.k_in, warp - 1), warp, warp - 1)
+    def pairs(self, at: Places, warp: Int32):
+        """Scores of pairs of groups: those of the warp's rows with the 4 groups before them, and of its columns with groups 5 and more
+        behind them. Returns the products of the totals before the warp's group, and behind it."""
+        # Tensors, which loops may write to.
+        before, behind = (cute.make_rmem_tensor(self.channels, Float32) for _ in range(2))
+        for i in range(self.channels):
+            before[i] = behind[i] = Float32(1.0)
+        near, far = cutlass.max(warp - 4, 0), cutlass.min(warp + 5, WARPS)
+        for i in cutlass.range(warp - 1, near - 1, -2, unroll=1):
+            self.two_pairs(at, warp, [warp], [i, cutlass.max(i - 1, 0)], i > near, before)
+        for i in cutlass.range(near, unroll=1):
+            self.multiply(before, self.total(at, i))
+        for i in cutlass.range(warp + 1, far, unroll=1):
+            self.multiply(behind, self.total(at, i))
+        for i in cutlass.range(far, WARPS, 2, unroll=1):
+            self.two_pairs(at, warp, [i, cutlass.min(i + 1, WARPS - 1)], [warp], i + 1 < WARPS, behind)
+        return [before[i] for i in range(self.channels)], [behind[i] for i in range(self.channels)]
 
-    def level_16(self, at: Places, warp: Int32) -> list[tuple[Scores, Int32, Int32]]:
-        """Rows of groups 2, 3, 6 and 7, columns of the two groups before them: each warp one of them."""
-        group = warp // 2 + 2 + (warp // 4) * 2
-        column = group & Int32(4) | warp % 2
-        return [(self.products(self.rows_address(at, at.k_out, group, 16), at.k_out, column), group, column)]
+    def multiply(self, held: Any, factors: list[Any]) -> None:
+        for i, x in enumerate(factors):
+            held[i] = held[i] * x
 
-    def level_32(self, at: Places, warp: Int32) -> list[tuple[Scores, Int32, Int32]]:
-        """Rows of groups 4 to 7, columns of groups 0 to 3: each warp two of them."""
-        group, column = 4 + warp // 2, warp % 2 * 2
-        rows = self.rows_address(at, at.k_in, group, 32)
+    def two_pairs(
+        self, at: Places, warp: Int32, rows: list[Any], columns: list[Any], both: Boolean, factors: Any
+    ) -> None:
+        """Scores of two pairs of groups to P and N, or if not ``both`` of the first one: of one row group or one column group, with two of the
+        others. ``factors``: the product of the decays of the groups before the first one, of the lane's channels; then of all that were.
+        """
         lane = cute.arch.lane_idx()
         line = lane % 8
-        columns = at.k_in + ((column + lane // 16) * GROUP + line) * LINE + (((lane // 8) % 2 ^ line) << 4)
-        sums = [[Float32(0.0)] * 4 for _ in range(4)]
-        for step in range(self.steps):
-            a, b = load_rows(rows, step, self.panel), load_columns(columns, step, self.panel)
-            for i in range(2):
-                part = 2 * i + step % 2
-                sums[part] = multiply_add(MMA, sums[part], a, b[2 * i : 2 * i + 2])
-        return [(joined(*sums[2 * i : 2 * i + 2]), group, column + i) for i in range(2)]
-
-    def products(self, rows: Int32, k_tile: Int32, column: Int32) -> Scores:
-        """Of the fragments at ``rows`` with the rows of group ``column`` of a tile."""
-        lane = cute.arch.lane_idx()
-        line = lane % 8
-        columns = k_tile + (column * GROUP + line) * LINE + ((lane // 8 ^ line) << 4)
-        sums = [[Float32(0.0)] * 4 for _ in range(2)]
+        place = at.factors + warp * FACTORS
+        first, second = (self.total(at, group) for group in (columns if len(columns) == 2 else rows))
+        cute.arch.sync_warp()
+        self.put_factors(place, factors)
+        self.multiply(factors, first)
+        self.put_factors(place + FACTORS // 2, factors)
+        self.multiply(factors, [select(both, x, Float32(1.0)) for x in second])
+        cute.arch.sync_warp()
+        rows_at = [fragment_address(at.q_in, at.k_in, row * GROUP) for row in rows]
+        columns_at = [at.columns + (column * GROUP + line) * LINE + ((lane // 8 ^ line) << 4) for column in columns]
+        sums = [[[Float32(0.0)] * 4 for _ in range(2)] for _ in range(2)]
+        # Loads of two pairs come before products, as they would not be moved over stores of the first one's scores.
         for step in range(0, self.steps, 2):
-            b = load_columns(columns, step, self.panel)
-            for i in range(2):
-                a = load_rows(rows, step + i, self.panel)
-                sums[i] = multiply_add(MMA, sums[i], a, b[2 * i : 2 * i + 2])
-        return joined(*sums)
+            loaded = [load_columns(column, step, self.panel) for column in columns_at]
+            a = [[load_rows(row, step + i, self.panel) for i in range(2)] for row in rows_at]
+            for pair in range(2):
+                words = load_words(place + pair * (FACTORS // 2) + lane % 4 * 16 + step * 32, 4)
+                b = [multiplied(x, y) for x, y in zip(loaded[pair % len(loaded)], words, strict=True)]
+                for i in range(2):
+                    sums[pair][i] = multiply_add(MMA, sums[pair][i], a[pair % len(a)][i], b[2 * i : 2 * i + 2])
+        scores = [joined(*parts) for parts in sums]
+        self.put_scores(at, scores[0], rows[0], columns[0])
+        self.put_scores_if(both, at, scores[1], rows[-1], columns[-1])
 
-    def rows_address(self, at: Places, k_tile: Int32, group: Int32, level: int) -> Int32:
-        """As ``fragment_address``: K rows of ``group``, Q rows where the level has them."""
-        lines = GROUP * LINE
-        return fragment_address(at.q_in + self.q_lines(group, level) * lines, k_tile + group * lines, Int32(0))
+    @cute.jit
+    def put_scores_if(self, wanted: Boolean, at: Places, scores: Scores, row: Int32, column: Int32):
+        if wanted:
+            self.put_scores(at, scores, row, column)
 
-    def put_scores(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
-        """A block of 8 x 8 scores to P and M, with the factors of their rows and columns."""
-        self.put_m(at, scores, group, column)
-        self.put_p(at, scores, group, column)
+    def put_scores(self, at: Places, scores: Scores, row: Int32, column: Int32) -> None:
+        (beta,) = load_floats(at.beta + (row * GROUP + cute.arch.lane_idx() // 4) * 4, 1)
+        put_lower(at.lower, row, column, [-value * beta for value in scores.k])
+        self.put_p(at, scores.q, row, column)
 
-    def put_p(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
+    def put_factors(self, place: Int32, factors: Any) -> None:
+        """As lanes of B fragments load them: words of 4 steps' halves, by lane % 4."""
+        lane = cute.arch.lane_idx()
+        for i in range(self.words):
+            pair = lane * self.words + i  # of channels
+            step, half, t = pair // 8, pair // 4 % 2, pair % 4
+            word = pack(MMA, factors[2 * i], factors[2 * i + 1])
+            store_words(place + step // 2 * 64 + t * 16 + (step % 2 * 2 + half) * 4, [word])
+
+    def put_p(self, at: Places, scores: list[Any], group: Int32, column: Int32) -> None:
         lane = cute.arch.lane_idx()
         line = lane // 4
         place = at.p + (group * GROUP + line) * LINE + ((column ^ line) << 4) + lane % 4 * 4
-        store_words(place, [pack(MMA, *scores.q)])
+        store_words(place, [pack(MMA, *self.scaled(scores))])
 
-    def put_m(self, at: Places, scores: Scores, group: Int32, column: Int32) -> None:
-        (beta,) = load_floats(at.beta + (group * GROUP + cute.arch.lane_idx() // 4) * 4, 1)
-        put_lower(at.lower, group, column, [value * beta for value in scores.k])
+    def scaled(self, values: list[Any]) -> list[Any]:
+        return values if self.scale == 1.0 else [value * Float32(self.scale) for value in values]
 
     @cute.jit
     def clear_above(self, at: Places, warp: Int32):
@@ -478,16 +452,6 @@ class PrepareKda:
             if column > warp:
                 zero = Int32(0)
                 store_words(at.p + (warp * GROUP + line) * LINE + ((column ^ line) << 4), [zero] * 4)
-
-
-# A method call in a branch of the trace would make a value of the branch of its object.
-def put_rows(tokens: Tokens, k_tile: Int32, q_tile: Int32, factors: list[Any]) -> None:
-    tokens.put(tokens.rows_k, k_tile, factors=factors)
-    tokens.put(None, q_tile, factors=factors)
-
-
-def put_columns(tokens: Tokens, k_tile: Int32, factors: list[Any]) -> None:
-    tokens.put(tokens.columns, k_tile, factors=factors)
 
 
 def joined(a: list[Any], b: list[Any]) -> Scores:
