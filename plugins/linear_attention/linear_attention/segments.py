@@ -2,8 +2,8 @@
 
 With few heads and sequences most SMs would have nothing to do. A sequence is then cut into S segments that are scanned side by side, in
 two passes: the first finds what each segment makes of any state, ``combine`` chains that, the second scans again from the right
-states. Results differ in rounding alone; with two segments not even in that, but for what float32 keeps between them: the first pass then scans the first one's
-state. S follows from sizes, not from data, so that equal calls have equal results.
+states. The first segment's state is known, so that two segments need no map and nothing to chain. Results differ in rounding alone. S
+follows from sizes, not from data, so that equal calls have equal results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SUMMARY = 0.8  # a chunk of the first pass, which has no O
 _CTA = 2.0  # a CTA's first loads and last stores
 _PASS = 5.0  # two more launches; of two segments, one
 _STEP = 1.3  # of ``combine``, a segment
-_GAIN = 0.85  # of the time of a single pass; above it, more than two segments are not worth their rounding
+_GAIN = 0.85  # of the time of a single pass; above it, maps are not worth their rounding
 # The part of the SMs beyond which CTAs slow each other down. H200: a chunk of kda's records takes 1600 clocks with 64 CTAs and 3400,
 # the memory's time, with 128.
 _WIDTH = {"gdn": 1.0, "kda": 0.5}
@@ -53,7 +53,9 @@ def _time(problem: Problem, chunks: int, sequences: int, sms: int, segments: int
     if segments == 1:
         return scan
     items = heads * (problem.slabs * (segments - 1) + problem.key // SLAB * (segments - 2))
-    return _pass(problem, items, _SUMMARY * each, sms) + _STEP * (segments - 2) + min(_PASS, 2.5 * (segments - 1)) + scan
+    return (
+        _pass(problem, items, _SUMMARY * each, sms) + _STEP * (segments - 2) + min(_PASS, 2.5 * (segments - 1)) + scan
+    )
 
 
 def _pass(problem: Problem, items: int, chunks: float, sms: int) -> float:

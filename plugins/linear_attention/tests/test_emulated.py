@@ -92,6 +92,17 @@ def test_segments_where_boundaries_decrease(op, schedule, seed, cut):
 
 
 @BOTH
+@pytest.mark.parametrize("segments", [2, 3])
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize("length", [330, 64])
+def test_segments_of_one_sequence(op, segments, schedule, seed, length, cut):
+    """The records of the last segment, which may have no chunk, are prepared beside the summary."""
+    cut(segments)
+    case = remembering(f"{op}-plain", lengths=(length,), tail=70)
+    check(case, outputs(case, ENGINES[op](), schedule=schedule, seed=seed))
+
+
+@BOTH
 def test_segments_add_rounding_alone(op, cut):
     case = remembering(f"{op}-d128", lengths=(320,))
     whole = outputs(case, ENGINES[op]())

@@ -21,7 +21,7 @@ def problem(heads=16, variant="gdn", key=128, value=128, **fields):
     return Problem(variant, "bfloat16", heads, heads, heads, key, value, **fields)
 
 
-@pytest.mark.parametrize(("heads", "sequences"), [(64, 1), (16, 8), (33, 1), (1, 66)])
+@pytest.mark.parametrize(("heads", "sequences"), [(64, 1), (16, 8), (34, 1), (1, 66)])
 def test_work_for_half_of_the_sms_is_not_cut(heads, sequences):
     assert choose_segments(problem(heads), 32768 * sequences, sequences, SMS) == 1
 
@@ -32,16 +32,23 @@ def test_few_heads_are_cut_where_sequences_are_long(heads):
     assert 2 < segments <= min(SMS // (2 * heads), MOST_SEGMENTS)
 
 
-@pytest.mark.parametrize("heads", [16, 32])
-def test_memory_bounds_how_far_kda_is_cut(heads):
+@pytest.mark.parametrize(("heads", "segments"), [(16, 2), (32, 1)])
+def test_memory_bounds_how_far_kda_is_cut(heads, segments):
     """Its records are read again in every pass: more CTAs than half the SMs have no more throughput."""
-    assert choose_segments(problem(heads, "kda"), 32768, 1, SMS) == 1
+    assert choose_segments(problem(heads, "kda"), 32768, 1, SMS) == segments
     assert 2 < choose_segments(problem(4, "kda"), 32768, 1, SMS) <= choose_segments(problem(4), 32768, 1, SMS)
 
 
 def test_16_heads_have_a_pass_in_one_wave():
-    """4 segments would need 192 CTAs in the first pass."""
+    """4 segments would need 160 CTAs in the first pass."""
     assert choose_segments(problem(16), 32768, 1, SMS) == 3
+
+
+@pytest.mark.parametrize(("heads", "sequences"), [(32, 1), (33, 1), (16, 2), (8, 4)])
+def test_long_sequences_for_half_of_the_sms_have_two_segments(heads, sequences):
+    """The first pass has the CTAs of one segment, and no map."""
+    assert choose_segments(problem(heads), 32768 * sequences, sequences, SMS) == 2
+    assert choose_segments(problem(heads), 2048 * sequences, sequences, SMS) == 1
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 100, 512])

@@ -48,7 +48,7 @@ def most_chunks(args: Args, part: Int32) -> Int32:
     slots = args.tokens // CHUNK + args.sequences
     each = (slots + args.segments - 1) // args.segments
     some = cutlass.select_(part == LAST, each, (args.segments - 1) * each)
-    return cutlass.select_(part == ALL, slots, some)
+    return Int32(cutlass.select_(part == ALL, slots, some))
 
 
 @cute.jit
