@@ -25,6 +25,7 @@ from ._elf import read_image
 from ._findings import EmulationError, Finding, FindingError, UnsupportedError
 from ._grid import run_ptx
 from ._host_call import call_host
+from ._overlap import Overlap
 from ._ptx import Entry, parse
 
 __all__ = ["main"]
@@ -136,7 +137,11 @@ def run(job: Mapping[str, Any], send: Any) -> None:
     written: dict[int, Any] = {}
     findings: list[Finding] = []
     counts: dict[str, int] = {"launches": len(launches)}
+    programmatic = [launch.programmatic if job["programmatic"] is None else job["programmatic"] for launch in launches]
+    overlap = Overlap()
     for number, launch in enumerate(launches):
+        overlap = overlap.follow(f"launch {number + 1} ({launch.kernel})", programmatic[number],
+                                 kept=any(programmatic[number + 1 : number + 2]))  # fmt: skip
         if launch.dynamic_smem > launch.max_dynamic:
             message = (f"{launch.dynamic_smem} bytes of dynamic shared memory, but the kernel's maximum was set "
                        f"to {launch.max_dynamic}")  # fmt: skip
@@ -149,7 +154,7 @@ def run(job: Mapping[str, Any], send: Any) -> None:
             report = run_ptx(launch.text, launch.kernel, launch.grid, launch.block, launch.cluster, launch.params,
                              job["seed"], job["check"], launch.dynamic_smem, job["limits"],
                              schedule=job["schedule"], strict=job["strict"], buffers=buffers, outputs=fresh, observe=watch,
-                             programmatic=launch.programmatic if job["programmatic"] is None else job["programmatic"])  # fmt: skip
+                             overlap=overlap)  # fmt: skip
         finally:
             watch.stop()
         findings += report.findings

@@ -124,15 +124,11 @@ class Access(NamedTuple):
 
 
 class Order:
-    """Last writer and last read per agent of each granule of one memory region, and the check of a new access.
-
-    `dependent`: a launch before may still use the region until griddepcontrol.wait returns.
-    """
+    """Last writer and last read per agent of each granule of one memory region, and the check of a new access."""
 
     def __init__(self, granules: int, events: Events, agents: Agents, findings: Findings, name: str, kind: str) -> None:
         self.events, self.agents, self.findings = events, agents, findings
         self.name, self.kind = name, kind
-        self.dependent = False
         self.writer: Any = np.zeros(granules, np.int32)
         self.written = False
         self.reads: dict[int, Ints] = {}
@@ -178,16 +174,8 @@ class Order:
             return int(ids[where]), int(granules.start) + where
         return int(ids.reshape(-1)[where]), int(np.asarray(granules).reshape(-1)[where])
 
-    def _early(self, what: str, access: Access, granules: Any, scale: int) -> None:
-        first = int(granules.start if isinstance(granules, slice) else np.asarray(granules).reshape(-1)[0])
-        message = (f"{what} of {self.name} +{first * scale:#x} is not ordered after a griddepcontrol.wait: a launch before "
-                   "may still use it")  # fmt: skip
-        self.findings.add("dependent_launch", message, access.at, (self.agents.name(access.agent),))
-
     def read(self, access: Access, granules: Any, scale: int, partial: bool = False) -> None:
         """Check and record a read of `granules` (an index array or a slice)."""
-        if self.dependent and not access.known[0, BEFORE]:
-            self._early("read", access, granules, scale)
         events = self.events
         if self.written:
             ids = self.writer[granules]
@@ -228,8 +216,6 @@ class Order:
         `same`: which granules hold the written value already. Known-good kernels let several warps of a CTA store one
         result: that is a race with the earlier store only in a strict run.
         """
-        if self.dependent and not access.known[0, BEFORE]:
-            self._early("write", access, granules, scale)
         events, known = self.events, access.known[0]
         if self.written:
             ids = self.writer[granules]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ._clocks import BEFORE
 from ._collectors import Collectors
 from ._mbarrier import Mbarriers
 from ._memory import Region
@@ -34,6 +35,7 @@ class Cta:
         self.tensor = TensorMemory(self)
         self.collectors = Collectors()
         self.live = 0
+        self.triggered = False  # griddepcontrol.launch_dependents
         self.warps: list[Warp] = []
         threads = machine.threads
         for i in range(-(-threads // 32)):
@@ -53,3 +55,5 @@ class Cta:
         self.cluster.barrier.exit(threads)
         for check in warp.local.get("exit", {}).values():
             check()
+        if self.live == 0 and not self.triggered:
+            self.machine.overlap.trigger(any(w.known[0, BEFORE] for w in self.warps))

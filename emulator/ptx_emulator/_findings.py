@@ -26,7 +26,7 @@ KINDS: dict[str, str] = {
     "uncommitted": "registers of wgmma or tcgen05.ld used before the wait that completes it, or without wgmma.fence",
     "descriptor": "illegal matrix, instruction or tensor-map descriptor, or one that does not match the instruction",
     "exit_pending": "exit with asynchronous operations whose completion nobody waited for",
-    "dependent_launch": "global memory accessed by a programmatic launch before it is ordered after a griddepcontrol.wait",
+    "dependent_launch": "global memory accessed by a programmatic launch while one before it may still use the same bytes",
     "divergence": "an .aligned or .sync instruction executed by a part of the warp that it requires",
     "assertion": "a failed assertion of the kernel, or an executed trap",
     "limits": "grid, cluster, block, shared memory or registers beyond the limits of the device",

@@ -17,6 +17,7 @@ from ._cluster import Cluster
 from ._cta import RESERVED
 from ._findings import EmulationError, Findings, Limits, Report
 from ._memory import GlobalMemory, Outputs, Region, host_buffer
+from ._overlap import Overlap
 from ._ptx import WIDTHS, Entry, Module, Param, parse
 from ._schedule import AsyncQueue, run_cluster
 from ._translate import translate
@@ -57,7 +58,7 @@ class Machine:
 
     def __init__(self, module: Module, entry: Entry, grid: Any, block: Any, cluster: Any, seed: int, check: str,
                  dynamic_smem: int, limits: Limits | Mapping[str, Any] | None, schedule: str,
-                 strict: bool, programmatic: bool) -> None:  # fmt: skip
+                 strict: bool, overlap: Overlap) -> None:  # fmt: skip
         self.module, self.entry = module, entry
         self.grid, self.block, self.cluster = _dims(grid, "grid"), _dims(block, "block"), _dims(cluster, "cluster")
         self.findings = Findings(seed, check, strict)
@@ -71,7 +72,8 @@ class Machine:
         clusters = self.cluster[0] * self.cluster[1] * self.cluster[2]
         self.agents = Agents(clusters, -(-self.threads // 32))
         self.queue = AsyncQueue(seed, schedule)
-        self.memory = GlobalMemory(self.findings, self.events, self.agents, programmatic)
+        self.overlap = overlap
+        self.memory = GlobalMemory(self.findings, self.events, self.agents, overlap)
         self.params = Region("parameters", np.zeros(-(-max(entry.param_bytes, 1) // 16) * 16, np.uint8), self.findings,
                              self.events, self.agents, True)  # fmt: skip
         self.constants: dict[str, int] = {}
@@ -203,6 +205,7 @@ def run_ptx(
     schedule: str = "late",
     strict: bool = False,
     programmatic: bool = False,
+    overlap: Overlap | None = None,
     buffers: Sequence[Any] | Mapping[int, Any] = (),
     outputs: Sequence[Any] = (),
     observe: Callable[[Machine], None] | None = None,
@@ -220,6 +223,7 @@ def run_ptx(
             the same value.
         programmatic: the launch has programmatic stream serialization, so that launches before it may still run: global
             memory accessed in no order after a griddepcontrol.wait is a finding.
+        overlap: of one of several launches, in place of `programmatic`: what may run beside it (see `_overlap`).
         dynamic_smem: bytes of dynamic shared memory.
         limits: `Limits`, or a mapping that overrides those of the module's target.
         buffers: further tensors that raw parameters point to, or a mapping address -> uint8 array.
@@ -239,7 +243,7 @@ def run_ptx(
     if len(args) != len(kernel.params):
         raise EmulationError(f"{entry} has {len(kernel.params)} parameters, {len(args)} arguments given")
     machine = Machine(module, kernel, grid, block, cluster, seed, check, dynamic_smem, limits, schedule, strict,
-                      programmatic)  # fmt: skip
+                      overlap or Overlap().follow(entry, programmatic))  # fmt: skip
     fresh = Outputs(outputs)
     if isinstance(buffers, Mapping):
         for address, data in buffers.items():

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ._clocks import Access, Agents, Events, Order
 from ._findings import EmulationError, Findings
+from ._overlap import Beside, Overlap
 
 __all__ = ["GLOBAL_LIMIT", "LOCAL_WINDOW", "PARAM_WINDOW", "SHARED_WINDOW", "GlobalMemory", "Region", "host_buffer"]
 
@@ -45,6 +46,7 @@ class Region:
         self.init: Bytes = np.full(padded, int(initialised), np.uint8)
         self.complete = initialised  # nothing to look for
         self.order = Order(padded // 4, events, agents, findings, name, kind)
+        self.beside: Beside | None = None  # other launches that may run at the same time
 
     def _clip(self, offsets: Offsets, width: int, access: Access) -> npt.NDArray[np.bool_] | None:
         """Mask of the lanes inside the region, or None when all are."""
@@ -75,6 +77,11 @@ class Region:
             return offsets >> 2
         return (offsets[:, None] >> 2) + _STEPS[width // 4]
 
+    def _beside(self, access: Access, offsets: Offsets, width: int, granules: Any, writes: bool) -> None:
+        if self.beside is not None:
+            word, where = (np.uint32, granules) if width >= 4 else (_WORDS[width], offsets // width)
+            self.beside.touch(access, word, where, writes, self.order.agents)
+
     def load(self, offsets: Offsets, width: int, access: Access) -> Bytes:
         """Per lane `width` bytes at `offsets`; shape [lanes, width]."""
         lanes = len(offsets)
@@ -99,7 +106,9 @@ class Region:
         if not self.complete and not known.all():
             bad = ~known.reshape(lanes, width).all(axis=1)
             self._uninitialised(int(offsets[np.argmax(bad)]), access)
-        self.order.read(access, self._granules(offsets, width), 4, width < 4)
+        granules = self._granules(offsets, width)
+        self._beside(access, offsets, width, granules, False)
+        self.order.read(access, granules, 4, width < 4)
         return got
 
     def store(self, offsets: Offsets, values: Bytes, access: Access) -> None:
@@ -111,7 +120,9 @@ class Region:
                 self.store(offsets[inside], values[inside], access)
             return
         aligned = not self.misaligned(offsets, width, access)
-        self.order.write(access, self._granules(offsets, width), 4, width < 4, lambda: self._holds(offsets, values))
+        granules = self._granules(offsets, width)
+        self._beside(access, offsets, width, granules, True)
+        self.order.write(access, granules, 4, width < 4, lambda: self._holds(offsets, values))
         if aligned and width in _WORDS and self.size % width == 0:
             word, at = _WORDS[width], offsets // width
             self.data.view(word)[at] = np.ascontiguousarray(values).view(word).reshape(-1)
@@ -145,6 +156,9 @@ class Region:
         if partial:
             granules = np.minimum(granules, (offsets[:, None] + width - 1) >> 2)
         granules = granules.reshape(-1)
+        if self.beside is not None:
+            word, where = (np.uint8, offsets[:, None] + np.arange(width)) if partial else (np.uint32, granules)
+            self.beside.touch(access, word, where, writes, self.order.agents)
         if writes:
             self.order.write(access, granules, 4, partial)
             if not self.complete:
@@ -168,6 +182,8 @@ class Region:
             self._clip(np.array([start]), length, access)
             return False
         granules = slice(start >> 2, -(-(start + length) // 4))
+        if self.beside is not None:
+            self.beside.touch(access, np.uint32, granules, writes, self.order.agents)
         if writes:
             self.order.write(access, granules, 4)
             self.init[start : start + length] = 1
@@ -232,17 +248,17 @@ def host_buffer(value: Any) -> tuple[int, Bytes]:
 class GlobalMemory:
     """Registered host buffers. Addresses are the host's, or any others a caller gives (replays).
 
-    `programmatic`: the launch may begin before those ahead of it have ended.
+    `overlap`: the launch, and those that may run beside it.
     """
 
-    def __init__(self, findings: Findings, events: Events, agents: Agents, programmatic: bool = False) -> None:
-        self.findings, self.events, self.agents, self.programmatic = findings, events, agents, programmatic
+    def __init__(self, findings: Findings, events: Events, agents: Agents, overlap: Overlap) -> None:
+        self.findings, self.events, self.agents, self.overlap = findings, events, agents, overlap
         self.regions: list[tuple[int, Region]] = []
         self._keep: list[Any] = []
 
     def register(self, address: int, data: Bytes, name: str, initialised: bool = True, keep: Any = None,
                  module: bool = False) -> None:  # fmt: skip
-        """`module`: a variable of the kernel's own module, which launches before are taken not to use."""
+        """`module`: a variable of the kernel's own module, which other launches are taken not to use."""
         if len(data) == 0:
             return
         for start, region in self.regions:
@@ -251,7 +267,8 @@ class GlobalMemory:
                     return  # a view of a registered buffer
                 raise EmulationError(f"{name} overlaps {region.name} without lying inside it: pass the base tensor")
         region = Region(name, data, self.findings, self.events, self.agents, initialised)
-        region.order.dependent = self.programmatic and not module
+        if not module:
+            region.beside = self.overlap.beside(address, len(region.init), name, self.findings)
         self.regions.append((address, region))
         self._keep.append(keep)
 

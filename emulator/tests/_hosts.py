@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: launch builds its host runtime"
-)
+has_compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
+needs_compiler = pytest.mark.skipif(not has_compiler, reason="needs a C compiler: launch builds its host runtime")
 
 HOST = r"""
 #include <stdint.h>
@@ -101,7 +100,7 @@ def axpy(target="sm_100a"):
 
 def host_object(body=ADD_BODY, kernel="axpy", ffi=False, programmatic=0):
     """A compiled host object whose function `host` runs `body`; `ffi`: whose TVM-FFI function `k` does. `programmatic` is the
-    value of the attribute of programmatic stream serialization."""
+    value of the attribute of programmatic stream serialization, or a C expression of `parameters`."""
     text = HOST
     if ffi:
         text = (

@@ -1,4 +1,4 @@
-"""Bugs made in the PTX of the recorded kernels, by pattern: what the emulator has to catch.
+"""Bugs made in the PTX of the recorded kernels and of a chain of dependent launches, by pattern: what the emulator has to catch.
 
 A `Family` is one way to be wrong: a class (the row of the score), a label, a pattern that a whole statement matches,
 and the statement that replaces it ("" removes it). It makes one mutant per matching statement of a kernel, at most
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 KERNELS = (
     "tma_copy.sm_90a", "wgmma_gemm.sm_90a", "tcgen05_gemm.sm_100a", "tcgen05_gemm_pair.sm_103a", "mxf8_gemm.sm_107a",
-    "nvf4_gemm.sm_100a", "clc_gemm.sm_100a",
+    "nvf4_gemm.sm_100a", "clc_gemm.sm_100a", "dependent_chain",
 )  # fmt: skip
 
 
@@ -108,6 +108,8 @@ FAMILIES = (
     Family("barrier", "cluster wait removed", r"barrier\.cluster\.wait\S*;", _gone),
     Family("barrier", "cluster arrive removed", r"barrier\.cluster\.arrive\S*;", _gone),
     Family("dependent launch", "griddepcontrol.wait removed", r"griddepcontrol\.wait;", _gone),
+    Family("dependent launch", "trigger moved before the wait", r"(griddepcontrol\.wait;) (griddepcontrol\.launch_dependents;)",
+           lambda m: f"{m[2]} {m[1]}"),
     Family("descriptor", "stride dimension offset wrong", MATRIX, _matrix(33)),
     Family("descriptor", "start address off by 32 bytes", MATRIX, _matrix(1)),
     Family("descriptor", "k step missing", r"(or\.b32 %r\d+, %r\d+, )2;", lambda m: m[1] + "0;"),

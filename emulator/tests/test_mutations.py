@@ -16,8 +16,10 @@ from ptx_emulator import EmulationError
 HERE = Path(__file__).parent
 _RECORDED = runpy.run_path(str(HERE / "_recorded.py"))
 _MUTATIONS = runpy.run_path(str(HERE / "_mutations.py"))
-recording, run = _RECORDED["recording"], _RECORDED["run"]
-KERNELS, HARMLESS, mutants_of, sample = (_MUTATIONS[name] for name in ("KERNELS", "HARMLESS", "mutants_of", "sample"))
+_CHAIN = runpy.run_path(str(HERE / "_chain.py"))
+HARMLESS, mutants_of, sample = (_MUTATIONS[name] for name in ("HARMLESS", "mutants_of", "sample"))
+LAUNCHED = "dependent_chain"  # through a host function
+KERNELS = tuple(kernel for kernel in _MUTATIONS["KERNELS"] if kernel != LAUNCHED or _CHAIN["HOSTS"]["has_compiler"])
 
 SCHEDULES = (("late", 0), ("late", 1), ("late", 2), ("eager", 0), ("random", 2))
 CLASSES = {
@@ -28,6 +30,23 @@ CLASSES = {
 
 SILENT = {"descriptor", "swizzle", "instruction descriptor", "scale offset", "accumulate", "transfer", "launch control"}
 FLOOR = 1.0  # of every class: a mutant that does no harm belongs in HARMLESS
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("PTX_EMULATOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "emulator_cache"))
+
+
+def recording(kernel):
+    if kernel == LAUNCHED:
+        return {"ptx": _CHAIN["source"](_CHAIN["CHAIN"]), "parameters": []}
+    return _RECORDED["recording"](kernel)
+
+
+def run(kernel, seed=0, ptx=None, parameters=None, **options):
+    if kernel == LAUNCHED:
+        return _RECORDED["Outcome"](_CHAIN["run"](_CHAIN["CHAIN"], ptx=ptx, seed=seed, **options), 0.0)
+    return _RECORDED["run"](kernel, seed, ptx, parameters, **options)
 
 
 @cache

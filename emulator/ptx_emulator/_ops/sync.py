@@ -294,14 +294,17 @@ def _fence(instr: Instruction, ctx: Context) -> Run:
 
 
 def _griddepcontrol(instr: Instruction, ctx: Context) -> Run:
-    """wait orders the warp after the launches before; launch_dependents has no effect on this launch (9.7.13.13)."""
-    if instr.modifiers[:1] != ("wait",):
-        return lambda w: None
+    """wait orders the warp after the launch before, launch_dependents lets the next one begin (9.7.13.13)."""
 
     def wait(w: Any) -> None:
         w.known[0, BEFORE] = 1
+        w.machine.overlap.wait()
 
-    return wait
+    def trigger(w: Any) -> None:
+        w.cta.triggered = True
+        w.machine.overlap.trigger(bool(w.known[0, BEFORE]))
+
+    return wait if instr.modifiers[:1] == ("wait",) else trigger
 
 
 def _hint(instr: Instruction, ctx: Context) -> Run:
