@@ -35,7 +35,6 @@ class Cta:
         self.tensor = TensorMemory(self)
         self.collectors = Collectors()
         self.live = 0
-        self.triggered = False  # griddepcontrol.launch_dependents
         self.warps: list[Warp] = []
         threads = machine.threads
         for i in range(-(-threads // 32)):
@@ -55,5 +54,5 @@ class Cta:
         self.cluster.barrier.exit(threads)
         for check in warp.local.get("exit", {}).values():
             check()
-        if self.live == 0 and not self.triggered:
+        if self.live == 0:  # at the latest now the next launch may begin, for this CTA
             self.machine.overlap.trigger(any(w.known[0, BEFORE] for w in self.warps))

@@ -71,7 +71,7 @@ class Overlap:
         self._waited = True
 
     def trigger(self, waited: bool) -> None:
-        """A CTA triggers the next launch, or ends without having done so. `waited`: that is ordered after a wait."""
+        """A CTA triggers the next launch, or ends. `waited`: that is ordered after a wait."""
         self._early |= not waited
 
     def beside(self, address: int, size: int, name: str, findings: Findings) -> Beside | None:

@@ -301,7 +301,6 @@ def _griddepcontrol(instr: Instruction, ctx: Context) -> Run:
         w.machine.overlap.wait()
 
     def trigger(w: Any) -> None:
-        w.cta.triggered = True
         w.machine.overlap.trigger(bool(w.known[0, BEFORE]))
 
     return wait if instr.modifiers[:1] == ("wait",) else trigger
