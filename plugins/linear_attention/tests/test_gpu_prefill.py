@@ -94,6 +94,12 @@ def test_same_bits_again(op):
 
 
 @both
+@pytest.mark.parametrize(("heads", "tokens"), [((16, 32), 6000), ((2, 8), 9000)])
+def test_one_sequence_after_another(op, heads, tokens):
+    large.one_sequence_after_another(op, "cuda", kernels.PAIRS[op], tokens=tokens, heads=heads, size=128, times=300)
+
+
+@both
 def test_a_sequence_of_few_heads_is_the_same_alone_and_in_a_batch(op):
     """Where a sequence is cut, the cuts are its own with ``batch_invariant``."""
     properties.alone_as_in_a_batch(op, "cuda", kernels.PAIRS[op], lengths=(9000, 3, 0, 12000))

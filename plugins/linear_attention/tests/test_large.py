@@ -65,7 +65,13 @@ def test_the_lowerings_take_and_decline_the_same(op):
 @both
 @pytest.mark.parametrize(
     "name",
-    ["decode_replays", "decoded_tokens_follow_the_recurrence", "replays_with_other_lengths", "same_bits_again"],
+    [
+        "decode_replays",
+        "decoded_tokens_follow_the_recurrence",
+        "one_sequence_after_another",
+        "replays_with_other_lengths",
+        "same_bits_again",
+    ],
 )
 def test_invariant_in_small(op, name):
     getattr(large, name)(op)

@@ -25,6 +25,7 @@ __all__ = [
     "decoded_tokens_follow_the_recurrence",
     "far_slots",
     "nothing_is_compiled_again",
+    "one_sequence_after_another",
     "replays_with_other_lengths",
     "same_bits_again",
 ]
@@ -232,6 +233,41 @@ def same_bits_again(
             again, final = PREFILL[op](**x, output_final_state=True)
             assert torch.equal(o, again)
             assert torch.equal(state, final)
+
+
+def one_sequence_after_another(
+    op: str,
+    device: str = "cpu",
+    engine: Any = "",
+    tokens: int = 200,
+    heads: Any = (1, 2),
+    size: int = 64,
+    times: int = 2,
+) -> None:
+    """Calls of one sequence each, of other lengths and operands, right behind each other in one graph that is replayed: what a call's launches
+    leave in a workspace that all have, or still read, is nothing to the next call. The same bits as alone; the first one's are the recurrence's."""
+    with _engines(op, engine):
+        x = [inputs(op, tokens, device, seed=seed, heads=heads, size=size) for seed in (1, 2)]
+        spans = [(0, tokens), (3, tokens), (0, tokens // 2), (tokens - 65, tokens), (5, 5), (0, tokens - 1)]
+        bounds = [torch.tensor(span, dtype=torch.int32, device=device) for span in spans]
+
+        def call(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+            found: tuple[torch.Tensor, torch.Tensor] = PREFILL[op](
+                **x[number % 2], cu_seqlens=bounds[number], output_final_state=True, check=False
+            )
+            if device.startswith("cuda") and not torch.cuda.is_current_stream_capturing():
+                torch.cuda.synchronize()
+            return found
+
+        want = [call(number) for number in range(len(spans))]
+        true = on_device.prefill(op, {**x[0], "cu_seqlens": bounds[0]}, device=device)
+        assert error(want[0][0], true["O"].cpu()) <= 5e-3
+        assert error(want[0][1], true["final_state"].cpu()) <= 5e-3
+        run = _captured(lambda: [call(number) for number in range(len(spans))], device)
+        for turn in range(times):
+            for number, (found, good) in enumerate(zip(run(), want, strict=True)):
+                assert torch.equal(found[0], good[0]), (op, turn, number)
+                assert torch.equal(found[1], good[1]), (op, turn, number)
 
 
 def nothing_is_compiled_again(
