@@ -1,6 +1,7 @@
 """What KDA's prepare stage does with registers and shared memory: pairs of 16-bit values, rows of tiles, mma.sync.
 
-A word is an Int32 of two io values, the lower one first. Tiles are those of ``records``. Imported by ``diagonal`` and ``prepare_kda``.
+A word is an Int32 of two io values, the lower one first. Tiles are those of ``records``. Imported by ``diagonal`` and by the modules
+of KDA's prepare stage.
 """
 
 from __future__ import annotations
