@@ -48,7 +48,7 @@ from ..layout import ALIGNMENT, MMA
 from ..problem import Problem
 from ..records import CHUNK, record_layout
 from .arguments import Args
-from .chunks import begin, end, find_chunk, most_chunks, send
+from .chunks import begin, end, find_chunk, most_chunks
 from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores, fragment_address, raw_scores
 from .gates import Beta, Gate
 from .kda_gates import Decays
@@ -67,6 +67,7 @@ from .kda_words import (
     multiply_add,
     pack,
     select,
+    send,
     store_floats,
     store_words,
 )
