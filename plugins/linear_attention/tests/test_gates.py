@@ -20,13 +20,13 @@ UNIT = 2.0**-24
 
 # (gate, what it is in fp64); the amplitude is 1.5 and the bias 0.25
 GATES = {
-    "plain": (Gate("gdn"), lambda x: np.minimum(x, 0)),
-    "linear": (Gate("gdn", "linear"), lambda x: np.log(np.clip(x, np.float32(1e-10), 1))),
-    "softplus": (Gate("gdn", safe="softplus", a_log=True, bias=True), lambda x: -1.5 * np.logaddexp(x + 0.25, 0)),
-    "softplus without parameters": (Gate("gdn", safe="softplus"), lambda x: -np.logaddexp(x, 0)),
-    "sigmoid": (Gate("kda", safe="sigmoid", lower_bound=-3.0, a_log=True, bias=True),
+    "plain": (Gate(), lambda x: np.minimum(x, 0)),
+    "linear": (Gate("linear"), lambda x: np.log(np.clip(x, np.float32(1e-10), 1))),
+    "softplus": (Gate(safe="softplus", a_log=True, bias=True), lambda x: -1.5 * np.logaddexp(x + 0.25, 0)),
+    "softplus without parameters": (Gate(safe="softplus"), lambda x: -np.logaddexp(x, 0)),
+    "sigmoid": (Gate(safe="sigmoid", lower_bound=-3.0, a_log=True, bias=True),
                 lambda x: -3 / (1 + np.exp(-1.5 * (x + 0.25)))),
-    "sigmoid without parameters": (Gate("kda", safe="sigmoid"), lambda x: -5 / (1 + np.exp(-x))),
+    "sigmoid without parameters": (Gate(safe="sigmoid"), lambda x: -5 / (1 + np.exp(-x))),
 }  # fmt: skip
 BETAS = {
     "value": (Beta(), lambda x: x),
@@ -132,6 +132,6 @@ def test_update_weights(found, name):
 
 def test_combinations_that_no_op_has_are_refused():
     with pytest.raises(ValueError, match="no gate"):
-        Gate("gdn", "linear", "softplus")
+        Gate("linear", "softplus")
     with pytest.raises(ValueError, match="doubled"):
         Beta(False, True)

@@ -1,4 +1,4 @@
-"""What the prepare kernels share: which chunk a CTA has, when it may begin, and how a record gets to memory. Imported by ``prepare_kda`` and
+"""What the prepare kernels share: which chunk a CTA has, and when it may begin. Imported by ``prepare_kda`` and
 ``prepare_chunks_gdn``; the parts also by ``host``.
 
 The chunks of all sequences are prepared by one launch, ``ALL``, or, of one sequence in segments, by two: ``FIRST``, those of all segments but
@@ -13,13 +13,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, cute
 
 from ..records import CHUNK
 from .arguments import Args, segment
-from .tiles import assembly
 
-__all__ = ["ALL", "FIRST", "LAST", "Chunk", "begin", "end", "find_chunk", "most_chunks", "send"]
+__all__ = ["ALL", "FIRST", "LAST", "Chunk", "begin", "end", "find_chunk", "most_chunks"]
 
 ALL, FIRST, LAST = 0, 1, 2
 """Parts of the chunks."""
@@ -93,14 +92,3 @@ def _owner(args: Args, slot: Int32) -> Owner:
         found += parts * part
         count = cutlass.select_(part == 1, Int32(0), cutlass.min(part, count - parts * part))
     return Owner(found, start, stop)
-
-
-def send(smem: Int32, record: Int64, *spans: tuple[int, int]) -> None:
-    """Spans of bytes of the record go to memory. By one thread."""
-    for start, stop in spans:
-        assembly(
-            f"cp.async.bulk.global.shared::cta.bulk_group [$i0], [$i1], {stop - start};",
-            inputs=[record + start, smem + start],
-            memory=True,
-        )
-    cute.arch.cp_async_bulk_commit_group()

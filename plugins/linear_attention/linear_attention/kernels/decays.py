@@ -15,7 +15,7 @@ from cutlass import Float32, Int32
 from . import warp as w
 from .inverse import BLOCK, BLOCKS
 
-__all__ = ["Decays", "Diagonal", "scaled", "spread"]
+__all__ = ["Decays", "Diagonal", "scaled"]
 
 _DIAGONAL = [
     (n, h, e) for n, h in ((0, 0), (0, 1), (1, 1)) for e in range(2)

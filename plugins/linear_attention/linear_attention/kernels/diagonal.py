@@ -1,4 +1,5 @@
-"""Scores inside groups of 8 tokens, with a decay for every channel: a warp, its 8 tokens, all channels. Imported by ``prepare_kda``.
+"""Scores inside groups of 8 tokens, with a decay for every channel: a warp, its 8 tokens, all channels. Imported by ``prepare_kda``,
+``kda_groups`` and ``kda_lower``.
 
 The score of row i and column j < i is sum_d x_i[d] k_j[d] e^(G_i[d] - G_j[d]), and e^(G_i - G_j) is the product of the decays of
 tokens j + 1 to i: a number of [0, 1], whatever the gates. A matrix product needs it as a factor of row i times one of column j. With the
@@ -86,16 +87,14 @@ class Tokens:
             token, channel = divmod(at, self.channels)
             self.columns[at] = self.columns[at] + factors[token] * self.columns[later * self.channels + channel]
 
-    def put(self, held: Any, tile: Any, first: int = 0, stop: int = GROUP, factors: Sequence[Any] = ()) -> None:
-        """``held``, one of the registers, of these tokens to their lines of a tile; times factors of channels."""
+    def put(self, held: Any, tile: Any, first: int = 0, stop: int = GROUP) -> None:
+        """``held``, one of the registers, of these tokens to their lines of a tile."""
         for token in range(first, stop):
-            store_words(self._line(token) + tile, self.operands(held, token, factors))
+            store_words(self._line(token) + tile, self.operands(held, token))
 
-    def operands(self, held: Any, token: int, factors: Sequence[Any] = ()) -> list[Any]:
+    def operands(self, held: Any, token: int) -> list[Any]:
         """A token's words."""
         values = [held[i] for i in range(token * self.channels, (token + 1) * self.channels)]
-        if factors:
-            values = [x * y for x, y in zip(values, factors, strict=True)]
         return [pack(MMA, values[i], values[i + 1]) for i in range(0, self.channels, 2)]
 
     def put_words(self, words: Sequence[Any], tile: Int32, first: int) -> None:

@@ -20,7 +20,7 @@ from cutlass import Float32
 from cutlass._mlir.dialects import llvm
 from cutlass.cute import math as device
 
-__all__ = ["Beta", "Gate", "clamped", "exp", "sigmoid", "softplus"]
+__all__ = ["LOG2_E", "Beta", "Gate"]
 
 LOG2_E = 1.4426950408889634
 SMALLEST_DECAY = 1e-10  # of gates in the linear domain
@@ -32,7 +32,6 @@ _TWICE_ATANH = (2.0, 0.6666631698608398, 0.40024909377098083, 0.2796060144901275
 class Gate:
     """log decay and decay of one gate.
 
-    variant      "gdn" or "kda": of no effect here, kept for the names of errors and kernels
     domain       "log": ``g`` is a log decay, counted as 0 where it is positive; "linear": ``g`` is a decay, held to [1e-10, 1]
     safe         "": ``g`` is the gate itself; else it is a logit: "softplus": -amplitude softplus(g + bias),
                  "sigmoid": lower_bound sigmoid(amplitude (g + bias))
@@ -41,7 +40,6 @@ class Gate:
 
     def __init__(
         self,
-        variant: str,
         domain: str = "log",
         safe: str = "",
         lower_bound: float = -5.0,
@@ -51,16 +49,14 @@ class Gate:
         # Not a dataclass: the DSL would make run-time values of its fields.
         if domain not in ("log", "linear") or safe not in ("", "softplus", "sigmoid") or (safe and domain == "linear"):
             raise ValueError(f"there is no gate with domain {domain!r} and form {safe!r}")
-        self.variant, self.domain, self.safe, self.lower_bound = variant, domain, safe, float(lower_bound)
+        self.domain, self.safe, self.lower_bound = domain, safe, float(lower_bound)
         self.has_a_log, self.has_bias = a_log, bias
 
     @classmethod
     def of(cls, problem: Any) -> Gate:
-        """The gate of a problem: attributes variant, domain, safe, lower_bound, a_log_dtype and bias_dtype ("": absent)."""
+        """The gate of a problem: attributes domain, safe, lower_bound, a_log_dtype and bias_dtype ("": absent)."""
         bound = problem.lower_bound if problem.safe == "sigmoid" else 0.0
-        return cls(
-            problem.variant, problem.domain, problem.safe, bound, bool(problem.a_log_dtype), bool(problem.bias_dtype)
-        )
+        return cls(problem.domain, problem.safe, bound, bool(problem.a_log_dtype), bool(problem.bias_dtype))
 
     def amplitude(self, a_log: Float32) -> Float32:
         """What the other methods take as ``amplitude``: exp(a_log)."""

@@ -12,7 +12,6 @@ A log decay counts as at least -128 (base 2), which is 0 in fp32: so G stays sma
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import cutlass
@@ -22,11 +21,10 @@ from ..problem import CHUNK, Problem
 from . import warp as w
 from .arguments import Args
 from .chunks import Chunk
-from .gates import Beta, Gate
+from .gates import LOG2_E, Beta, Gate
 
 __all__ = ["Tokens"]
 
-_LOG2_E = math.log2(math.e)
 _SMALLEST = -128.0  # of a log decay, to base 2
 _BYTES = 4 * CHUNK  # of a value a token
 
@@ -63,7 +61,7 @@ class Tokens:
         zero, steps, betas = Float32(0.0), [], []
         for i in range(2):
             inside = first + i < valid
-            step = self.gate.log_decay(Float32(g[i]), amplitude, bias) * Float32(_LOG2_E)
+            step = self.gate.log_decay(Float32(g[i]), amplitude, bias) * Float32(LOG2_E)
             step = w.asm("max.NaN.f32 $0, $1, $2;", [Float32], [step, Float32(_SMALLEST)])[0]
             steps.append(w.chosen(inside, step, zero))
             betas.append(w.chosen(inside, self.beta.value(Float32(beta[i])), zero))

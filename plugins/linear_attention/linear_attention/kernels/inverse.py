@@ -1,4 +1,3 @@
-# ruff: noqa: ANN202  the DSL reads return annotations
 """The inverse A of a unit lower triangular 64 x 64 matrix I - N, by one warpgroup, from shared memory to registers.
 
 Callers pass N = -L, in blocks of 16 x 16:
@@ -13,16 +12,18 @@ Callers pass N = -L, in blocks of 16 x 16:
 Matrices of 8 x 8 on the diagonal are inverted by forward substitution in fp32, a column a lane; the rest are products (``_Pair``). Column c
 of A, transposed: W_c = D_c^T, then W_r = W_r-1 Z_r^T + (sum over m = c .. r-2 of W_m N_rm^T) D_r^T, so that one product is all between a
 block and the next one. W_m stays in registers: the fragment of a sum is the A operand of the next product. A product is three of
-mma.m16n8k16 with operands split into two bf16 each: hi hi + hi lo + lo hi. That has the range of fp32, and 16 bits. Largest error of A
-for keys of norm 1, one fp16 product (11 bits) -> this:
+mma.m16n8k16 with operands split into two bf16 each: hi hi + hi lo + lo hi. That has the range of fp32, and 16 bits, where one of fp16 has
+11. Bounds of the error of A, relative to its largest entry (``test_inverse``), for keys of norm 1 but in the last row:
 
-    random, beta 0.5                      6e-5 -> 1e-6
-    64 equal keys, beta 0.999             3e-4 -> 3e-6
-    equal but for 0.01, beta 0.999        2e-3 -> 2e-5
-    equal, beta 1.9                       6e-2 -> 2e-4
-    equal but for 0.01, beta 1.999        1e-1 -> 2e-3
+    random, beta 0.5                      2e-6
+    64 equal keys, beta 0.999             4e-6
+    equal but for 0.01, beta 0.999        3e-5
+    random, beta 2                        1e-5
+    equal, beta 1.9                       2e-4
+    equal but for 0.01, beta 1.999        1e-3
+    random, of norm 3, beta 0.999         1e-4
 
-Scratch, ``SCRATCH_BYTES`` at a 128-byte boundary: the six blocks below the diagonal in the order of ``block_number``, then the four on it, 1024
+Scratch, ``SCRATCH_BYTES`` at a 128-byte boundary: blocks (1, 0), (2, 1), (3, 2), (2, 0), (3, 0), (3, 1), then the four on the diagonal, 1024
 bytes each.
 
     halves     16 rows of 32 bytes in bf16, first the upper halves, then at 512 the rest; the two 16-byte pieces of rows 4-7 and 12-15
@@ -31,10 +32,8 @@ bytes each.
                14 and 15 their places. Blocks (r, r - 1) of N, with every second row in the place of its neighbour; of blocks (r, r)
                the two matrices on the diagonal, side by side
 
-For ``unit_lower_inverse`` all blocks below the diagonal are halves. Those on it are whole, as fp32 without the trade of places; they are inverted
-by substitution, of half a warp a column, and the other half makes Z_r in the same instructions.
-
-No access has bank conflicts. Imported by ``prepare_gdn`` and ``prepare_kda``; the size of blocks also by ``decays`` and ``scores_gdn``.
+No access has bank conflicts. Imported by ``prepare_gdn``; the size of blocks also by ``decays``, ``scores_gdn``, ``kda_lower`` and, with
+``Emit``, by ``kda_inverse``.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from cutlass import Float32, Int32, Uint32, cute
 from . import warp as w
 
 __all__ = [
-    "BLOCK", "BLOCKS", "SCRATCH_BYTES", "columns", "invert_diagonal", "put_beside", "put_diagonal", "put_far", "unit_lower_inverse",
+    "BLOCK", "BLOCKS", "SCRATCH_BYTES", "Emit", "columns", "invert_diagonal", "put_beside", "put_diagonal", "put_far",
 ]  # fmt: skip
 
 BLOCK = 16
@@ -61,20 +60,9 @@ SCRATCH_BYTES = (_BELOW + BLOCKS) * _BYTES
 Emit = Callable[[Int32, Int32, Sequence[Float32]], None]
 
 
-def block_number(row: Any, column: Any) -> Any:
-    """The place of a block below the diagonal; ints, or Int32 at run time."""
-    if isinstance(row, int) and isinstance(column, int):
-        return row - 1 if column == row - 1 else _far_number(row, column)
-    return cutlass.select_(column == row - 1, row - 1, _far_number(row, column))
-
-
-def _far_number(row: Any, column: Any) -> Any:
-    return row + column + 1
-
-
 def put_far(scratch: Int32, row: Any, column: Any, values: Sequence[Float32], lane: Int32) -> None:
     """Block (``row``, ``column``) of N, row > column + 1, from its fragment (``warp``). By a warp."""
-    address = scratch + _far_number(row, column) * _BYTES + _piece(lane & 15, lane >> 4)
+    address = _far(scratch, row, column) + _piece(lane & 15, lane >> 4)
     for at, words in zip((0, _REST), _split(values), strict=True):
         w.store_matrices(address + at, words)
 
@@ -106,22 +94,6 @@ def invert_diagonal(scratch: Int32, index: Any, corner: Sequence[Float32], lane:
     _Pair(scratch, index, lane).run(corner)
 
 
-def unit_lower_inverse(scratch: Int32, thread: Int32, named_barrier: int, emit: Emit, *, grouped: bool = False) -> None:
-    """Warp c of the warpgroup (``thread`` 0 to 127) makes column c of blocks of A = (I - N)^-1, see ``columns``.
-
-    N has been written, with a barrier since: *all* blocks below the diagonal as halves, those on it as fp32 with zeros on and above their
-    diagonals, but for columns 8-15 of rows 0-7, which need not be there. One meeting at barrier ``named_barrier`` of 128 threads. Scratch may be written again after the warpgroup has met once more.
-    ``grouped``: the blocks of 8 x 8 on the diagonal of N are zeros, which saves most of the substitution.
-    """
-    lane, warp = thread % 32, cute.arch.make_warp_uniform(thread // 32)
-    _complete(scratch, warp, lane)
-    beside = scratch + block_number(warp, warp - 1) * _BYTES
-    cute.arch.sync_warp()
-    _substitute(_diagonal(scratch, warp), cutlass.select_(warp == 0, _diagonal(scratch, warp), beside), lane, grouped)
-    cute.arch.barrier(barrier_id=named_barrier, number_of_threads=128)
-    columns(scratch, warp, lane, emit)
-
-
 def columns(scratch: Int32, warp: Int32, lane: Int32, emit: Emit) -> None:
     """Column ``warp`` of blocks, when all of N is there and ``invert_diagonal`` is done.
 
@@ -144,6 +116,11 @@ def _beside(scratch: Int32, row: Any) -> Any:
     return scratch + (row - 1) * _BYTES
 
 
+def _far(scratch: Int32, row: Any, column: Any) -> Any:
+    """Of block (``row``, ``column``), row > column + 1."""
+    return scratch + (row + column + 1) * _BYTES
+
+
 def _line(row: Any, turned: Any) -> Any:
     """Offset of a row of 16 floats. ``turned``: 64 where every second row is in the place of its neighbour, else 0. Bit 5 is the half's."""
     return (row >> 1) * 128 + (((((row & 1) ^ ((row >> 2) & 1)) << 6) ^ turned) | (((row >> 1) & 1) << 5))
@@ -154,67 +131,12 @@ def _piece(row: Any, piece: Any) -> Any:
     return row * 32 + ((piece ^ ((row >> 2) & 1)) << 4)
 
 
-def _put_floats(address: Int32, values: Sequence[Float32], lane: Int32, exchanged: int) -> None:
-    """A fragment as fp32. ``exchanged``: 1 if every second row is in the place of its neighbour."""
-    g, t = lane >> 2, lane & 3
-    place = address + (g ^ exchanged) * 64 + t * 8
-    turned = ((g >> 1) & 1) * 32
-    for n in range(2):
-        for half in range(2):
-            first = 4 * n + 2 * half
-            w.store_words(place + 512 * half + (turned ^ (32 * n)), values[first : first + 2])
-
-
-@cute.jit
-def _complete(scratch: Int32, row: Int32, lane: Int32):
-    """Block (row, row - 1) from halves to fp32, and zeros in columns 8-15 of rows 0-7 of block (row, row). By a warp."""
-    zeros = _diagonal(scratch, row) + (lane >> 2) * 64 + ((lane >> 3 & 1) ^ 1) * 32 + (lane & 3) * 8
-    w.store_words(zeros, [Float32(0.0)] * 2)
-    if row > 0:
-        address = scratch + block_number(row, row - 1) * _BYTES
-        values = _joined(_halves(address + _piece(lane % 16, lane >> 4)))
-        cute.arch.sync_warp()
-        _put_floats(address, values, lane, 1)
-
-
 def _halves(address: Int32, *, transposed: bool = False) -> list[list[Uint32]]:
     return [w.load_matrices(address + at, transposed=transposed) for at in (0, _REST)]
 
 
 def _joined(halves: Sequence[Sequence[Uint32]]) -> list[Float32]:
     return [value for first, rest in zip(*halves, strict=True) for value in w.joined(first, rest)]
-
-
-def _substitute(diagonal: Int32, beside: Int32, lane: Int32, grouped: bool) -> None:
-    """D from N_rr at ``diagonal`` and Z from N_r,r-1 at ``beside``, in place: lane j makes column j of D - I = N_rr + N_rr (D - I), lane 16 + j
-    that of Z = N_r,r-1 + N_rr Z. They store rows of the transposes. Four columns of N_rr at a time: sums of rows do not wait for each other.
-    ``grouped``: rows 8-15 take what columns 0-7 have for them, all else are zeros.
-    """
-    column, second = lane % BLOCK, lane >> 4
-    own = w.chosen(second == 1, beside, diagonal)
-    # The second half's rows are exchanged, where it has rows of its own.
-    step = w.chosen(beside == diagonal, Int32(0), second * 64)
-    starts = [own + column * 4, own + ((column * 4) ^ 32)]
-    x = []
-    for row in range(BLOCK):
-        turned = starts[(row >> 1) & 1]
-        x.append(w.load_words(turned + (-step if row % 2 else step) + row * 64, 1)[0])
-    for first in range(0, BLOCK // 2 if grouped else BLOCK, 4):
-        quad, rows = first // 4, range(BLOCK // 2 if grouped else first + 1, BLOCK)
-        entries = {row: w.load_words(diagonal + row * 64 + (quad ^ (row & 2)) * 16, 4) for row in rows}
-        for row in range(rows.start, first + 4):
-            for i in range(row - first):
-                x[row] = x[row] + entries[row][i] * x[first + i]
-        for i in range(4):
-            for row in range(max(rows.start, first + 4), BLOCK):
-                x[row] = x[row] + entries[row][i] * x[first + i]
-    halves = list(zip(*(w.split(x[i], x[i + 1]) for i in range(0, BLOCK, 2)), strict=True))
-    cute.arch.sync_warp()  # all lanes have read the blocks
-    for half, at in enumerate((0, _REST)):
-        for piece in range(2):
-            w.store_words(own + at + _piece(column, Int32(piece)), halves[half][4 * piece : 4 * piece + 4])
-    cute.arch.sync_warp()  # of row 0, which has no block beside, both half-warps have stored the diagonal block
-    _put_one(diagonal + _piece(column, column >> 3) + (column & 7) * 2, (lane & 16) ^ 16)
 
 
 def _put_one(place: Int32, condition: Int32) -> None:
@@ -345,7 +267,7 @@ class _Column:
         return _halves(_beside(self.scratch, self.rows[s]) + self.turned, transposed=True)
 
     def below(self, s: int, m: int) -> list[list[Uint32]]:
-        return _halves(self.scratch + _far_number(self.rows[s], self.warp + m) * _BYTES + self.natural)
+        return _halves(_far(self.scratch, self.rows[s], self.warp + m) + self.natural)
 
 
 def _split(values: Sequence[Float32]) -> list[list[Uint32]]:

@@ -1,6 +1,7 @@
 """What KDA's prepare stage does with registers and shared memory: pairs of 16-bit values, rows of tiles, mma.sync.
 
-A word is an Int32 of two io values, the lower one first. Tiles are those of ``records``. Imported by ``diagonal`` and ``prepare_kda``.
+A word is an Int32 of two io values, the lower one first. Tiles are those of ``records``. Imported by ``diagonal`` and by the modules
+of KDA's prepare stage.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from .tiles import assembly, packed
 
 __all__ = [
     "copies_done", "copies_end", "copy_async", "load_columns", "load_floats", "load_rows", "load_words", "multiplied", "multiply_add",
-    "pack", "select", "store_floats", "store_memory", "store_words",
+    "pack", "select", "send", "store_floats", "store_memory", "store_words",
 ]  # fmt: skip
 
 _SHORT = {"bfloat16": "bf16", "float16": "f16"}
@@ -89,6 +90,17 @@ def store_words(address: Int32, words: Sequence[Int32]) -> None:
 def store_memory(address: Int64, words: Sequence[Int32]) -> None:
     """4 words to global memory."""
     assembly("st.global.v4.b32 [$i0], {$i1, $i2, $i3, $i4};", inputs=[address, *words], memory=True)
+
+
+def send(smem: Int32, record: Int64, *spans: tuple[int, int]) -> None:
+    """Spans of bytes of the record go to memory. By one thread."""
+    for start, stop in spans:
+        assembly(
+            f"cp.async.bulk.global.shared::cta.bulk_group [$i0], [$i1], {stop - start};",
+            inputs=[record + start, smem + start],
+            memory=True,
+        )
+    cute.arch.cp_async_bulk_commit_group()
 
 
 def _load_matrices(address: Int32) -> list[Int32]:

@@ -1,5 +1,6 @@
 # ruff: noqa: ANN201  the DSL reads return annotations
-"""The loader warps of the prefill: operand tiles of one chunk after the other, from memory into the rings. Imported by ``prefill``.
+"""The loader warps of the prefill: operand tiles of one chunk after the other, from memory into the rings. Imported by ``prefill``;
+``tile_layout`` also by ``output`` and ``prepare_chunks_gdn``, ``bulk_load`` by ``combine``.
 
 One warp loads K and Q by TMA (gdn) or K~, Q~, K- (kda) and, into their own ring, T, the vectors and KDA's P. What is of a record comes by bulk
 copies of its images in the workspace. Another warp loads slabs of V by TMA.
@@ -25,7 +26,7 @@ from .barriers import Barriers, Place, advanced
 from .tiles import assembly, fence_shared
 from .work import Work
 
-__all__ = ["Loader", "tile_layout"]
+__all__ = ["Loader", "bulk_load", "tile_layout"]
 
 _PIECE = 16  # bytes
 

@@ -3,12 +3,12 @@
 that share K: up to four, of one group.
 
     mbarrier; what came before is over   launch_dependents, griddepcontrol.wait
-    warp 3: its chunk, from cu_seqlens   K by TMA; the first head's gates; a later CTA's K to the L2 cache
+    warp 3: its chunk                    K by TMA; the first head's gates; a later CTA's K to the L2 cache
     mbarrier                             K and the gates are there
     ``PrepareGdn``, head by head         K K^T, once; the inverse; vectors to memory; T to shared memory; warp 3: the next head's gates
     barrier                              T to memory
 
-Seven CTAs share an SM, with 72 registers a thread and 28 KB of shared memory each, 31 KB where there are several heads. The last chunks come
+Seven CTAs share an SM, with 72 registers a thread and 28 KB of shared memory each, 30 KB where there are several heads. The last chunks come
 first: the scan begins with the first ones, which are then in the L2 cache. Slots that no chunk has are left alone.
 
 Imported by the prefill's host function.

@@ -44,11 +44,11 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
-from ..layout import MMA
+from ..layout import ALIGNMENT, MMA
 from ..problem import Problem
 from ..records import CHUNK, record_layout
 from .arguments import Args
-from .chunks import begin, end, find_chunk, most_chunks, send
+from .chunks import begin, end, find_chunk, most_chunks
 from .diagonal import GROUP, LINE, QUAD, Beside, Scores, Tokens, diagonal_scores, fragment_address, raw_scores
 from .gates import Beta, Gate
 from .kda_gates import Decays
@@ -67,18 +67,19 @@ from .kda_words import (
     multiply_add,
     pack,
     select,
+    send,
     store_floats,
     store_words,
 )
+from .scores import NORM_EPSILON
 from .tiles import assembly, fence_shared, unpacked
+from .warp import rsqrt
 
 __all__ = ["PrepareKda"]
 
 WARPS = 8
 THREADS = 32 * WARPS
-EPSILON = 1e-6
 FACTORS = 512  # bytes of a warp
-ALIGNMENT = 1024
 WRITTEN_BARRIER = 1  # a hardware barrier; 0 is the CTA's
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -294,7 +295,7 @@ class PrepareKda:
         if lane % 4 == lane // 8:
             store_floats(at.beta + row * 4, [beta])
             if cutlass.const_expr(self.problem.l2norm):
-                norm_q, norm_k = rsqrt(squares_q + Float32(EPSILON)), rsqrt(squares_k + Float32(EPSILON))
+                norm_q, norm_k = (rsqrt(squares + Float32(NORM_EPSILON)) for squares in (squares_q, squares_k))
                 store_floats(at.vectors + row * 4, [norm_k])
                 store_floats(at.vectors + (CHUNK + row) * 4, [Float32(self.problem.scale) * norm_q])
         cute.arch.sync_warp()
@@ -467,9 +468,4 @@ def times(a: list[Any], b: list[Any]) -> list[Any]:
 def largest(a: Float32, b: Float32) -> Float32:
     """NaN if one is."""
     found: Float32 = assembly("max.NaN.f32 $r0, $i0, $i1;", [Float32], inputs=[a, b], volatile=False)[0]
-    return found
-
-
-def rsqrt(x: Float32) -> Float32:
-    found: Float32 = assembly("rsqrt.approx.ftz.f32 $r0, $i0;", [Float32], inputs=[x], volatile=False)[0]
     return found

@@ -2,7 +2,8 @@
 
 Tiles are those of ``tiles``: [64 tokens x K channels] in panels of 64 channels, 128-byte swizzle, at 1024-byte boundaries. Value
 4b + 2h + e of a thread is row 16 warp + g + 8h and column 8b + 2t + e, with g = lane / 4 and t = lane % 4; values 8b to 8b + 7 are the
-fragment of block b (``warp``). Imported by ``prepare_gdn`` and ``scores_gdn``.
+fragment of block b (``warp``). Imported by ``prepare_gdn`` and ``scores_gdn``;
+``NORM_EPSILON`` also by ``prepare_kda``.
 """
 
 from __future__ import annotations

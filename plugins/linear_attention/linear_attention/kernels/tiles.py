@@ -6,7 +6,8 @@ makes the A fragment of the same tile of it, without an exchange: words 4s to 4s
 
 A ``multiply`` is asynchronous, and its sums are in flight until ``wait`` has counted it off: nothing may use them before ``landed``,
 which ties them to the wait. All its instructions are one piece of assembly, so that no move comes between them, for which ptxas would
-wait for the matrix unit. Imported by ``scan`` and by the prepare stages.
+wait for the matrix unit. Imported by ``scan`` and by the prepare stages; ``assembly`` by whatever has instructions
+of its own.
 """
 
 from __future__ import annotations

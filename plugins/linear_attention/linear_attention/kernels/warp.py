@@ -24,7 +24,6 @@ __all__ = [
     "joined",
     "load_matrices",
     "load_words",
-    "log2",
     "mma",
     "pack",
     "prefix_sum",
@@ -165,11 +164,6 @@ def shuffled(value: Any, lane: Any) -> Any:
 def exp2(x: Float32) -> Float32:
     """2^x; 0 below 2^-126. Relative error 2^-22 (PTX ISA, ex2)."""
     return asm("ex2.approx.ftz.f32 $0, $1;", [Float32], [x])[0]
-
-
-def log2(x: Float32) -> Float32:
-    """Error 2^-22, absolute from 0.5 to 2 and relative elsewhere (PTX ISA, lg2)."""
-    return asm("lg2.approx.ftz.f32 $0, $1;", [Float32], [x])[0]
 
 
 def rsqrt(x: Float32) -> Float32:
