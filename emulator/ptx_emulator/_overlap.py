@@ -60,7 +60,8 @@ class Overlap:
         self._waited = self._early = False
 
     def follow(self, name: str, programmatic: bool, kept: bool = False) -> Overlap:
-        """The next launch, once this one has been executed."""
+        """The next launch, once this one has been executed. It is taken to begin before what this one waits for is over
+        if a single CTA triggers before its wait."""
         if not programmatic:
             return Overlap(name, kept=kept)
         begins = self.after if self._waited and not self._early else self.before

@@ -1,6 +1,7 @@
 """The Hopper GEMM kernel in the emulator: exact against numpy, free of findings. Shapes have tails along M, N and K."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from frost_gemm.config import TileConfig
@@ -341,14 +342,24 @@ def test_no_role_touches_memory_before_the_launches_before_have_ended(case):
     assert not any(dict(seed.attributes).get(6, b"\0")[0] for seed in seeds)
 
 
-@pytest.mark.parametrize("waits", [0, 1])
-def test_a_loader_that_does_not_wait_for_the_launches_before_is_found(waits):
-    """With the consumers' wait alone, and without: the stores come after the loads."""
-    artifact, operands = compiled(EPILOGUE, tile(64, 32), 4).artifact, Operands(EPILOGUE, (40, 24, 40, 1), 0, 0, 1)
+def early(program, waits):
+    """The statements that are found to come too early, where only `waits` of the kernel's two waits are left."""
+    artifact, operands = compiled(program, tile(64, 32), 4).artifact, Operands(program, (40, 24, 40, 1), 0, 0, 1)
     assert artifact.ptx.count(WAIT) == 2
     mutant = artifact.ptx.replace(WAIT, "", 2 - waits)
     report = ptx_emulator.launch(artifact, operands.block(), None, ptx=mutant, buffers=operands.memory)
     assert {finding.kind for finding in report.findings} == {"dependent_launch"}
-    found = " ".join(mutant.splitlines()[finding.ptx_line - 1] for finding in report.findings)
+    return [mutant.splitlines()[finding.ptx_line - 1] for finding in report.findings]
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_a_loader_that_does_not_wait_for_the_launches_before_is_found(waits):
+    """With the consumers' wait alone, and without: the stores come after the loads."""
+    found = " ".join(early(replace(EPILOGUE, reductions=()), waits))
     assert ".mbarrier::complete_tx" in found
-    assert all((instruction in found) == (waits == 0) for instruction in ("ld.global", "bulk_group", "red."))
+    assert all((instruction in found) == (waits == 0) for instruction in ("ld.global", "bulk_group"))
+
+
+def test_a_reduction_that_does_not_wait_for_its_seed_is_found():
+    """The seed's launch begins when all before it are over, so that nothing else is still in use."""
+    assert all("red." in statement for statement in early(EPILOGUE, 0))
