@@ -139,6 +139,12 @@ def _joined(halves: Sequence[Sequence[Uint32]]) -> list[Float32]:
     return [value for first, rest in zip(*halves, strict=True) for value in w.joined(first, rest)]
 
 
+def _put_line(place: Int32, words: Sequence[Uint32], condition: Int32) -> None:
+    """Four words, by lanes whose ``condition`` is not 0."""
+    text = "{ .reg .pred p; setp.ne.s32 p, $1, 0; @p st.shared.v4.b32 [$0], {$2, $3, $4, $5}; }"
+    w.asm(text, [], [place, condition, *words], effects=True)
+
+
 def _put_one(place: Int32, condition: Int32) -> None:
     """A one of I, in bf16, by lanes whose ``condition`` is not 0."""
     text = "{ .reg .pred p; .reg .b16 one; mov.b16 one, 0x3f80; setp.ne.s32 p, $1, 0; @p st.shared.b16 [$0], one; }"
@@ -157,7 +163,7 @@ class _Pair:
         self.beside = w.chosen(index == 0, self.diagonal, _beside(scratch, index))
 
     def run(self, corner: Sequence[Float32]) -> None:
-        """Row 0 has no block beside: what would be Z's is D's there, to the same places."""
+        """Row 0 has no block beside: what would be Z's is D's there."""
         lane, alone = self.lane, self.index == 0
         g, t = lane >> 2, lane & 3
         second = (lane + 8) & 16  # of lanes that have a column of Z
@@ -171,8 +177,10 @@ class _Pair:
         halves = list(zip(*(w.split(x[i], x[i + 1]) for i in range(0, 8, 2)), strict=True))
         cute.arch.sync_warp()  # all lanes have read the blocks
         place = own + _piece(at, w.chosen(second == 16, Int32(0), at >> 3))
+        # Of row 0, lanes of D alone: others have the same for the same places, where a one may be there by then.
+        mine = (second ^ 16) | w.chosen(alone, Int32(0), Int32(16))
         for half, offset in enumerate((0, _REST)):
-            w.store_words(place + offset, halves[half])
+            _put_line(place + offset, halves[half], mine)
         _put_one(place + (at & 7) * 2, second ^ 16)
         cute.arch.sync_warp()
         row = lane & w.chosen(alone & (lane < 16), Int32(7), Int32(15))

@@ -37,7 +37,7 @@ __all__ = ["PrepareGdnChunks"]
 THREADS = 128
 MOST_HEADS = 4  # of a CTA
 RESIDENT = 7  # CTAs of an SM
-NAMED_BARRIER, WARP_BARRIER = 1, 2  # 0 is the CTA's
+NAMED_BARRIER = 1  # 0 is the CTA's
 FIRST = 3  # the warp that the others wait for: it has the fewest columns
 _BARRIER_BYTES = 16
 
@@ -91,7 +91,7 @@ class PrepareGdnChunks:
         if first:
             cpasync.prefetch_descriptor(k[0])
             with cute.arch.elect_one():
-                cute.arch.mbarrier_init(self.loaded(smem), 1)
+                cute.arch.mbarrier_init(self.loaded(smem), 32)  # lanes of the first warp
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         begin(part)
@@ -144,12 +144,10 @@ class PrepareGdnChunks:
             if lane == 0:
                 cute.arch.mbarrier_expect_tx(self.loaded(smem), self.tile)
             self.load(k, smem, chunk.first, head * p.heads_k // p.heads, self.loaded(smem))
-            cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)  # or ptxas puts the load behind the gates
+            cute.arch.fence_acq_rel_cta()  # or ptxas puts the load behind the gates
             self.stage.tokens.put(args, head, chunk.first, chunk.valid, scratch, lane)
         self.stage.tokens.announce(scratch, chunk)
-        cute.arch.barrier(barrier_id=WARP_BARRIER, number_of_threads=32)
-        if lane == 0:
-            cute.arch.mbarrier_arrive(self.loaded(smem))
+        cute.arch.mbarrier_arrive(self.loaded(smem))
         self.prefetch_next(k, args, chunk.first, number, head)
 
     @cute.jit
