@@ -39,7 +39,7 @@ PREFILL = (
 DECODE = ("d128", "k-major", "8-tokens", "slots-skipped", "speculative-varlen", "all-in-kernel", "bf16-state")
 KNOWN = {
     "racecheck": {
-        **{f"gdn-{name}": 1 for name in PREFILL}, "gdn-segments": 2, "kda-segments": 1, "kda-channel-moving": 1,
+        **{f"gdn-{name}": 1 for name in PREFILL}, "gdn-segments": 2, "gdn-decreasing-boundaries": 1, "kda-segments": 1, "kda-channel-moving": 1,
     }
 }  # fmt: skip
 ERRORS = 9  # exit status of compute-sanitizer where it found something
