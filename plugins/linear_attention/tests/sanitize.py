@@ -36,10 +36,12 @@ TOOLS = ("memcheck", "racecheck")
 PREFILL = (
     "d128", "zero-length-and-one-token", "slots", "k-major-rectangular", "all-in-kernel", "poisoned-padding", "steep-gates", "decreasing-boundaries",
 )  # fmt: skip
+SEGMENTS = {"segments": (2113,), "segments-of-two": (2048, 2033)}
 DECODE = ("d128", "k-major", "8-tokens", "slots-skipped", "speculative-varlen", "all-in-kernel", "bf16-state")
 KNOWN = {
     "racecheck": {
-        **{f"gdn-{name}": 1 for name in PREFILL}, "gdn-segments": 2, "gdn-decreasing-boundaries": 1, "kda-segments": 1, "kda-channel-moving": 1,
+        **{f"gdn-{name}": 1 for name in PREFILL}, "kda-channel-moving": 1,
+        "gdn-segments": 3, "gdn-segments-of-two": 3, "kda-segments": 2, "kda-segments-of-two": 2,
     }
 }  # fmt: skip
 ERRORS = 9  # exit status of compute-sanitizer where it found something
@@ -61,14 +63,16 @@ class Done(NamedTuple):
 
 
 def cases() -> list[Any]:
-    """For each op a few small cases, and a prefill of few heads that is cut into segments."""
+    """For each op a few small cases, and prefills of few heads that are cut into segments: of one sequence, whose records come in two
+    launches, and of two."""
     from la_cases.cases import named
 
     found = []
     for op in ("gdn", "kda"):
         found += [named(f"{op}-{name}") for name in (*PREFILL, *(("channel-moving",) if op == "kda" else ()))]
-        long = replace(named(f"{op}-d128"), name=f"{op}-segments", lengths=(2048, 65), heads=(1, 1, 2))
-        found += [long, *(named(f"{op}_decode-{name}") for name in DECODE)]
+        plain = replace(named(f"{op}-d128"), heads=(1, 1, 2))
+        found += [replace(plain, name=f"{op}-{name}", lengths=lengths) for name, lengths in SEGMENTS.items()]
+        found += [named(f"{op}_decode-{name}") for name in DECODE]
     return found
 
 

@@ -14,14 +14,27 @@ pytest.importorskip("torch")
 import sanitize
 import torch
 from la_cases import kernels
+from linear_attention.problem import Problem
+from linear_attention.segments import choose_segments
 
 
 def test_every_engine_has_cases_that_it_takes():
     found = sanitize.cases()
     assert {case.op for case in found} == set(kernels.ENGINES)
     assert not any(kernels.declined(case) for case in found)
-    assert max(sum(case.lengths) for case in found) < 2500
+    assert max(sum(case.lengths) for case in found) < 5000
     assert len({case.name for case in found}) == len(found)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_prefills_of_one_sequence_and_of_two_are_cut_into_more_than_two_segments(whole):
+    """So that every kernel runs: the first pass, what composes segments, and both launches of the prepare kernel."""
+    cut = [case for case in sanitize.cases() if "segments" in case.name]
+    assert [(case.op, len(case.lengths)) for case in cut] == [("gdn", 1), ("gdn", 2), ("kda", 1), ("kda", 2)]
+    for case in map(sanitize.whole, cut) if whole else cut:
+        problem = Problem(case.op, "bfloat16", *case.heads, 128, 128, index_dtype="int32")
+        for sms in (78, 114, 132):
+            assert choose_segments(problem, sum(case.lengths), len(case.lengths), sms) > 2, (case, sms)
 
 
 def test_the_command_of_a_tool():
@@ -102,8 +115,8 @@ RACE = "========= Error: Race reported between Write access at gdn_prefill_sm90_
     ("name", "places", "code", "clean"),
     [
         ("gdn-d128", ["scan_3"], 9, True),
-        ("gdn-segments", ["scan_3", "scan_3"], 9, True),
-        ("gdn-segments", ["scan_3", "summary_1"], 9, False),
+        ("gdn-segments", ["scan_3", "scan_2", "scan_3"], 9, True),
+        ("gdn-segments", ["scan_3", "prepare_1"], 9, False),
         ("gdn-d128", ["scan_3", "scan_3"], 9, False),
         ("gdn-d128", ["prepare_0"], 9, False),
         ("gdn-d128", ["scan_3"], 1, False),

@@ -8,8 +8,9 @@ so that a boundary that decreases makes an empty sequence, and no token belongs 
 One CTA, a boundary a thread, as many rounds as they need: prefix maxima of a warp, then the largest of the warps before it and of the rounds
 before. Latency is all of its time: one load, five shuffles, a barrier, one store.
 
-Launch: the kernel behind it may begin at once; every kernel of a prefill touches memory after griddepcontrol.wait alone, which waits for all
-launches before, as these waited too. So results are there, and a workspace that the call before used is free. Imported by ``host``.
+Launch: the kernel behind it may begin at once, and waits for it (griddepcontrol.wait) before it touches memory, as all do but the second prepare
+kernel (``chunks``), which begins when this one is over. So results are there, and a workspace that the call before used is free. Imported by
+``host``.
 """
 
 from __future__ import annotations

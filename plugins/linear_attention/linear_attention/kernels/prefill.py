@@ -21,8 +21,8 @@ before it.
 
 Clusters: two CTAs with two slabs of one head read the same operands and records. Each loads half of them for both, and makes every second P.
 
-Launch: one CTA an SM, which takes one work item after the other. Dependent launches may begin as soon as every CTA has; none touches
-memory before griddepcontrol.wait.
+Launch: one CTA an SM, which takes one work item after the other. The next launch may begin as soon as every CTA has; behind a summary, when
+every CTA's griddepcontrol.wait is over.
 """
 
 from __future__ import annotations
