@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn_core import BuildError, cute_dsl
 
-from .arguments import ADDRESSES
+from .arguments import ADDRESSES, argument_words
 from .compile import TARGET, kernel_name
 from .launch import Launcher
 from .lowering import Binding
 from .problem import Problem
+from .records import record_bytes
 
 if TYPE_CHECKING:
     from cudnn_core import Artifact, ExecutionContext, HostBlock, Operand, Runner, VariantPack
@@ -90,19 +91,33 @@ class PrefillPlan:
 
     def serialize(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         header, payloads = self.kernel.serialize()
-        return {**header, "schema": SCHEMA, "problem": self.problem.canonical()}, payloads
+        return {
+            **header,
+            "schema": SCHEMA,
+            "problem": self.problem.canonical(),
+            "layout": _layout(self.problem),
+        }, payloads
+
+
+def _layout(problem: Problem) -> dict[str, Any]:
+    """What compiled kernels and their launcher have to agree on."""
+    return {"words": list(argument_words(problem)), "record": record_bytes(problem)}
 
 
 def restored(header: Mapping[str, Any], payloads: Mapping[str, bytes], problem: Problem) -> cute_dsl.CompiledKernel:
     """The kernels of ``PrefillPlan.serialize``, for a graph that is ``problem``.
 
-    Raises BuildError for another format, architecture, problem or runtime.
+    Raises BuildError for another format, layout, architecture, problem or runtime.
     """
     schema, stated = header.get("schema"), header.get("problem")
     if schema != SCHEMA:
         raise BuildError(f"a plan of schema {schema!r}, and this version reads {SCHEMA}")
     if stated != problem.canonical():
         raise BuildError(f"the plan is of another problem: {stated}")
+    if header.get("layout") != _layout(problem):
+        raise BuildError(
+            "the plan's kernels have other arguments, or other records in the workspace, than those of this version: build it again"
+        )
     kernel = cute_dsl.CompiledKernel.restored(header, payloads, TARGET)
     if kernel.name != kernel_name(problem):
         raise BuildError(f"the plan's kernel is {kernel.name}, not {kernel_name(problem)}")

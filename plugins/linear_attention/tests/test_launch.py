@@ -232,13 +232,13 @@ def test_a_saved_plan_comes_back(plan):
     assert made.workspace_size == engine.check_support(plan.setup.frozen, H200).workspace
 
 
-@pytest.mark.parametrize("change", ["schema", "problem", "arch", "name", "cubin"])
+@pytest.mark.parametrize("change", ["schema", "problem", "layout", "arch", "name", "cubin"])
 def test_a_plan_of_something_else_is_refused(plan, change):
     header, payloads = plan.serialize()
     if change == "cubin":
         payloads["cubin"] = b"other"
     else:
-        header[change] = {"schema": 99, "problem": "{}", "arch": "100a", "name": "other"}[change]
+        header[change] = {"schema": 99, "problem": "{}", "layout": None, "arch": "100a", "name": "other"}[change]
     with pytest.raises(BuildError):
         restored(header, payloads, plan.problem)
 
