@@ -299,7 +299,7 @@ def _batched(
     if step:
         options = {**options, "tokens_per_sequence": length}
     elif cu_seqlens is None:
-        cu_seqlens = _equal_lengths(batch, length, q.device)
+        cu_seqlens = _equal_lengths(batch, length, q)
     layout = "v_major" if v_first else "k_major"
     found = (decode if step else prefill)(
         *packed, cu_seqlens, initial_state=initial, output_final_state=final, state_layout=layout, **options
@@ -308,17 +308,27 @@ def _batched(
 
 
 _boundaries: OrderedDict[tuple[int, int, torch.device], Tensor] = OrderedDict()
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _equal_lengths(batch: int, length: int, device: torch.device) -> Tensor:
-    """cu_seqlens of ``batch`` sequences of ``length``: kept, since making it is a kernel launch for every layer."""
-    if torch.compiler.is_compiling():
-        return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
-    key = (batch, length, device)
+def _equal_lengths(batch: int, length: int, q: Tensor) -> Tensor:
+    """cu_seqlens of ``batch`` sequences of ``length``: kept, since making it is a kernel launch for every layer.
+
+    Of plain tensors only, for plain tensors only: a fake mode refuses real ones, and what it makes is of no use after it.
+    """
+    if torch.compiler.is_compiling() or type(q) not in _PLAIN:
+        return torch.arange(batch + 1, dtype=torch.int32, device=q.device) * length
+    key = (batch, length, q.device)
     found = _boundaries.get(key)
     if found is None:
-        found = torch.arange(batch + 1, dtype=torch.int32) * length
-        _boundaries[key] = found = found.to(device)
-        if len(_boundaries) > 64:
-            _boundaries.popitem(last=False)
+        found = (torch.arange(batch + 1, dtype=torch.int32) * length).to(q.device)
+        if type(found) in _PLAIN and not _wrapped(found):
+            _boundaries[key] = found
+            if len(_boundaries) > 64:
+                _boundaries.popitem(last=False)
     return found
+
+
+def _wrapped(tensor: Tensor) -> bool:
+    """Whether a functional transform made the tensor, in which case its type does not tell."""
+    return torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -37,7 +37,8 @@ Arguments = dict[str, Any]
 
 
 # --- shapes, of real and fake tensors alike
-_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_TYPES = (*_FLOATS, torch.int32, torch.int64)
 
 
 def _check_structure(op: str, x: Arguments) -> None:
@@ -113,9 +114,14 @@ def _check_gate_form(x: Arguments) -> None:
         if x["gate_domain"] != "log":
             raise InputError("safe_gate takes logits, not gates", argument="gate_domain")
         heads, channels = max(x["q"].shape[1], x["v"].shape[1]), x["q"].shape[2]
-        for port, sizes in (("a_log", (heads,)), ("dt_bias", (heads, channels))):
-            if x[port] is not None and tuple(x[port].shape) != sizes:  # pointwise nodes would spread it
+        tokens = x["g"].shape[0]
+        for port, sizes in (("g", (tokens, heads, channels)), ("a_log", (heads,)), ("dt_bias", (heads, channels))):
+            if x[port] is None:
+                continue
+            if tuple(x[port].shape) != sizes:  # pointwise nodes would spread it
                 raise InputError(f"has sizes {tuple(x[port].shape)}, needs {sizes}", argument=port)
+            if x[port].dtype not in _FLOATS:  # pointwise nodes take integers
+                raise InputError(f"has type {_dtype_name(x[port].dtype)}, needs a floating one", argument=port)
 
 
 def _most(op: str, x: Arguments) -> int:

@@ -135,6 +135,31 @@ def test_softplus_gates_spread_no_parameter(port, shape):
         la.kimi_delta_attention(**inputs("kda", 5, "cpu"), **form, **{port: torch.ones(shape)})
 
 
+@pytest.mark.parametrize("parameters", [(), ("a_log",), ("dt_bias",), ("a_log", "dt_bias")])
+@pytest.mark.parametrize("shape", [(5, 1, 64), (5, 4, 1), (5, 2, 64), (1, 4, 64)])
+@pytest.mark.parametrize("function", [la.kimi_delta_attention, la.kimi_delta_attention_decode])
+def test_softplus_gates_are_not_spread(function, shape, parameters):
+    given = {"a_log": torch.zeros(4), "dt_bias": torch.zeros(4, 64)}
+    form = {"safe_gate": True, "gate_activation": "softplus", **{port: given[port] for port in parameters}}
+    x = {**inputs("kda", 5, "cpu"), "g": torch.zeros(shape)}
+    for made in (x, part(x, 0, 0)):
+        if made is x or shape[1:] != (4, 64):
+            with pytest.raises(la.InputError, match="^g: has") as caught:
+                function(**made, **form)
+            assert caught.value.argument == "g"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("port", ["g", "a_log", "dt_bias"])
+@pytest.mark.parametrize("function", [la.kimi_delta_attention, la.kimi_delta_attention_decode])
+def test_softplus_gates_are_of_floating_types(function, port, dtype):
+    x = {**inputs("kda", 5, "cpu"), "a_log": torch.zeros(4), "dt_bias": torch.zeros(4, 64)}
+    form = {"safe_gate": True, "gate_activation": "softplus"}
+    function(**x, **form)
+    with pytest.raises(la.InputError, match=rf"^{port}: has type {str(dtype)[6:]}, needs a floating one"):
+        function(**{**x, port: x[port].to(dtype)}, **form)
+
+
 @BOTH
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, at the first jvp
 def test_forward_mode_derivatives_are_refused(op):
