@@ -77,6 +77,10 @@ def _check_structure(op: str, x: Arguments) -> None:
             raise InputError(f"has heads or channels of size 0: {tuple(x[port].shape)}", argument=port)
     if x["state_layout"] not in STATE_LAYOUTS:
         raise InputError(f"is {x['state_layout']!r}, needs one of {STATE_LAYOUTS}", argument="state_layout")
+    if x.get("tokens_per_sequence", 0) < 0:
+        raise InputError(
+            f"is {x['tokens_per_sequence']}, needs 1 to {MOST_TOKENS}, or 0", argument="tokens_per_sequence"
+        )
     _check_gate_form(x)
     for port in ("k", "v", "g", "beta"):
         if x[port].shape[0] != x["q"].shape[0]:

@@ -362,6 +362,26 @@ def test_tensors_that_are_missing_are_named(function, name):
 
 
 @EVERY
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "cu_seqlens", "initial_state"])
+def test_arguments_that_are_no_tensors_are_named(function, name):
+    with pytest.raises(la.InputError, match=rf"^{name}: has type list, needs a tensor"):
+        function(**{**batch(function, sequences=1), name: [0, 7]})
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "options"),
+    [
+        (fla.fused_recurrent_gated_delta_rule, "gk", {}),
+        (fla.chunk_kda, "dt_bias", {"use_gate_in_kernel": True, "lower_bound": -5.0}),
+        (fla.fused_recurrent_kda, "dt_bias", {"use_gate_in_kernel": True, "lower_bound": -5.0}),
+    ],
+)
+def test_gate_arguments_that_are_no_tensors_are_named(function, name, options):
+    with pytest.raises(la.InputError, match=rf"^{name}: has type list, needs a tensor"):
+        function(**batch(function), **{name: [0.0]}, **options)
+
+
+@EVERY
 @pytest.mark.parametrize("name", ["q", "v"])
 def test_packed_tensors_are_refused(function, name):
     x = batch(function)
