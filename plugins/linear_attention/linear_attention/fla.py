@@ -205,10 +205,16 @@ def _absent(**given: Any) -> None:
 
 def _tokens(**given: Tensor | None) -> None:
     for name, tensor in given.items():
-        if tensor is None:
-            raise InputError("is missing", argument=name)
+        if not isinstance(tensor, Tensor):
+            raise _no_tensor(name, tensor)
         if tensor.ndim != 4:
             raise InputError(f"has {tensor.ndim} dimensions, needs 4: [B, T, H, K or V]", argument=name)
+
+
+def _no_tensor(name: str, value: Any) -> InputError:
+    return InputError(
+        "is missing" if value is None else f"has type {type(value).__name__}, needs a tensor", argument=name
+    )
 
 
 def _keywords(kwargs: dict[str, Any], state_v_first: bool, *known: str) -> dict[str, Any]:
@@ -228,6 +234,8 @@ def _floating(name: str, tensor: Tensor) -> None:
 
 def _gate(name: str, gate: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
     """What must hold of gates that are added: a sum would broadcast them, and has no name."""
+    if not isinstance(gate, Tensor):
+        raise _no_tensor(name, gate)
     if tuple(gate.shape) != shape:
         raise InputError(f"is of {tuple(gate.shape)}, needs {shape}", argument=name)
     if gate.device != q.device:
@@ -250,6 +258,8 @@ def _kda_gate(
     if not in_kernel:
         return {}
     if dt_bias is not None:
+        if not isinstance(dt_bias, Tensor):
+            raise _no_tensor("dt_bias", dt_bias)
         heads, channels = max(q.shape[2], v.shape[2]), q.shape[3]
         if dt_bias.numel() != heads * channels:
             raise InputError(f"has {dt_bias.numel()} elements, needs {heads} x {channels}", argument="dt_bias")
@@ -273,13 +283,17 @@ def _batched(
     q, k, v, g, beta = tensors
     batch, length = q.shape[:2]
     for name, tensor in (("k", k), ("v", v), ("g", g), ("beta", beta)):
-        if tensor is None:
-            raise InputError("is missing", argument=name)
+        if not isinstance(tensor, Tensor):
+            raise _no_tensor(name, tensor)
         if tuple(tensor.shape[:2]) != (batch, length):
             raise InputError(f"is of {tuple(tensor.shape[:2])} tokens, q of {(batch, length)}", argument=name)
     initial, final, v_first = states
     for name, tensor, rank in (("cu_seqlens", cu_seqlens, 1), ("initial_state", initial, 4)):
-        if tensor is not None and tensor.ndim != rank:
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise _no_tensor(name, tensor)
+        if tensor.ndim != rank:
             raise InputError(f"has {tensor.ndim} dimensions, needs {rank}", argument=name)
     if cu_seqlens is not None and batch != 1:
         raise InputError(f"goes with a batch of 1, not of {batch}: flatten the sequences", argument="cu_seqlens")
@@ -299,7 +313,7 @@ def _batched(
     if step:
         options = {**options, "tokens_per_sequence": length}
     elif cu_seqlens is None:
-        cu_seqlens = _equal_lengths(batch, length, q.device)
+        cu_seqlens = _equal_lengths(batch, length, q)
     layout = "v_major" if v_first else "k_major"
     found = (decode if step else prefill)(
         *packed, cu_seqlens, initial_state=initial, output_final_state=final, state_layout=layout, **options
@@ -308,17 +322,27 @@ def _batched(
 
 
 _boundaries: OrderedDict[tuple[int, int, torch.device], Tensor] = OrderedDict()
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _equal_lengths(batch: int, length: int, device: torch.device) -> Tensor:
-    """cu_seqlens of ``batch`` sequences of ``length``: kept, since making it is a kernel launch for every layer."""
-    if torch.compiler.is_compiling():
-        return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
-    key = (batch, length, device)
+def _equal_lengths(batch: int, length: int, q: Tensor) -> Tensor:
+    """cu_seqlens of ``batch`` sequences of ``length``: kept, since making it is a kernel launch for every layer.
+
+    Of plain tensors only, for plain tensors only: a fake mode refuses real ones, and what it makes is of no use after it.
+    """
+    if torch.compiler.is_compiling() or type(q) not in _PLAIN:
+        return torch.arange(batch + 1, dtype=torch.int32, device=q.device) * length
+    key = (batch, length, q.device)
     found = _boundaries.get(key)
     if found is None:
-        found = torch.arange(batch + 1, dtype=torch.int32) * length
-        _boundaries[key] = found = found.to(device)
-        if len(_boundaries) > 64:
-            _boundaries.popitem(last=False)
+        found = (torch.arange(batch + 1, dtype=torch.int32) * length).to(q.device)
+        if type(found) in _PLAIN and not _wrapped(found):
+            _boundaries[key] = found
+            if len(_boundaries) > 64:
+                _boundaries.popitem(last=False)
     return found
+
+
+def _wrapped(tensor: Tensor) -> bool:
+    """Whether a functional transform made the tensor, in which case its type does not tell."""
+    return bool(torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor))

@@ -19,6 +19,7 @@ True does so on a GPU too, and waits for it.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -224,11 +225,24 @@ def _call(
 ) -> tuple[Tensor, ...]:
     """(o, final_state, ...) of the op, or of its overwriting form."""
     ops, initial = torch.ops.linear_attention, tensors[6]
-    if not overwrite:
-        return tuple(getattr(ops, name)(*tensors, output_final_state=final, **attrs))
-    if initial is None or not final:
+    if overwrite and (initial is None or not final):
         missing = "initial_state" if initial is None else "output_final_state"
         raise InputError(f"needs {missing}", argument="overwrite_initial_state")
-    found = getattr(ops, f"{name}_overwrite_state")(*tensors, **attrs)
+    try:
+        if not overwrite:
+            return tuple(getattr(ops, name)(*tensors, output_final_state=final, **attrs))
+        found = getattr(ops, f"{name}_overwrite_state")(*tensors, **attrs)
+    except RuntimeError as error:
+        refused = _REFUSED.match(str(error))
+        if refused is None:
+            raise
+        wanted, argument, given = refused.groups()
+        raise InputError(f"has type {given}, needs {wanted}", argument=argument) from None
     o, *rest = found if isinstance(found, (tuple, list)) else (found,)
     return (o, initial, *rest)
+
+
+# What torch says of a value that a schema does not take: checks of our own would cost every call.
+_REFUSED = re.compile(
+    r"linear_attention::\w+\(\) Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'"
+)

@@ -83,9 +83,11 @@ def _built(configuration: Configuration, device: torch.device, plan_name: str, h
 
 
 def _pin(graph: cudnn_core.Graph, plan_name: str) -> None:
-    """Leave the engines whose name (``plugin:engine``, or ``engine`` alone) begins with ``plan_name``."""
+    """Leave the engines whose name (``plugin:engine``, or ``engine`` alone) begins with ``plan_name``; InputError if none does."""
     names = [engine.short_id for engine in cudnn_core.registry().engines]
     wanted = [name for name in names if name.startswith(plan_name) or name.partition(":")[2].startswith(plan_name)]
+    if not wanted:
+        raise InputError(f"no engine has a name that begins with {plan_name!r}", argument="plan_name")
     graph.deselect_engines([name for name in names if name not in wanted])
 
 

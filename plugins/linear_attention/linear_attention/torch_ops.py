@@ -37,7 +37,8 @@ Arguments = dict[str, Any]
 
 
 # --- shapes, of real and fake tensors alike
-_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_TYPES = (*_FLOATS, torch.int32, torch.int64)
 
 
 def _check_structure(op: str, x: Arguments) -> None:
@@ -76,6 +77,10 @@ def _check_structure(op: str, x: Arguments) -> None:
             raise InputError(f"has heads or channels of size 0: {tuple(x[port].shape)}", argument=port)
     if x["state_layout"] not in STATE_LAYOUTS:
         raise InputError(f"is {x['state_layout']!r}, needs one of {STATE_LAYOUTS}", argument="state_layout")
+    if x.get("tokens_per_sequence", 0) < 0:
+        raise InputError(
+            f"is {x['tokens_per_sequence']}, needs 1 to {MOST_TOKENS}, or 0", argument="tokens_per_sequence"
+        )
     _check_gate_form(x)
     for port in ("k", "v", "g", "beta"):
         if x[port].shape[0] != x["q"].shape[0]:
@@ -113,9 +118,14 @@ def _check_gate_form(x: Arguments) -> None:
         if x["gate_domain"] != "log":
             raise InputError("safe_gate takes logits, not gates", argument="gate_domain")
         heads, channels = max(x["q"].shape[1], x["v"].shape[1]), x["q"].shape[2]
-        for port, sizes in (("a_log", (heads,)), ("dt_bias", (heads, channels))):
-            if x[port] is not None and tuple(x[port].shape) != sizes:  # pointwise nodes would spread it
+        tokens = x["g"].shape[0]
+        for port, sizes in (("g", (tokens, heads, channels)), ("a_log", (heads,)), ("dt_bias", (heads, channels))):
+            if x[port] is None:
+                continue
+            if tuple(x[port].shape) != sizes:  # pointwise nodes would spread it
                 raise InputError(f"has sizes {tuple(x[port].shape)}, needs {sizes}", argument=port)
+            if x[port].dtype not in _FLOATS:  # pointwise nodes take integers
+                raise InputError(f"has type {_dtype_name(x[port].dtype)}, needs a floating one", argument=port)
 
 
 def _most(op: str, x: Arguments) -> int:

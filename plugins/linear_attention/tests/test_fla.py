@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -245,6 +246,72 @@ def test_a_bias_that_is_not_of_all_channels_is_named(function, elements):
         function(**batch(function), **options)
 
 
+@KDAS
+@pytest.mark.parametrize(
+    ("port", "change"),
+    [
+        ("g", lambda x: {"g": x["g"][:, :, :1]}),
+        ("g", lambda x: {"g": x["g"][..., :1]}),
+        ("g", lambda x: {"g": x["g"].int()}),
+        ("a_log", lambda x: {"A_log": torch.zeros(HV, dtype=torch.int64)}),
+        ("dt_bias", lambda x: {"dt_bias": torch.zeros(HV * SIZE, dtype=torch.int32)}),
+    ],
+)
+def test_softplus_logits_of_another_kind_are_named(function, port, change):
+    x = batch(function)
+    options = {"use_gate_in_kernel": True, "A_log": torch.zeros(HV), "dt_bias": torch.zeros(HV * SIZE)}
+    function(**x, **options)
+    with pytest.raises(la.InputError, match=rf"^{port}: has"):
+        function(**{**x, **options, **change(x)})
+
+
+# --- boundaries that are kept
+@pytest.fixture
+def kept(monkeypatch):
+    """No boundaries yet."""
+    monkeypatch.setattr(fla, "_boundaries", OrderedDict())
+    return fla._boundaries
+
+
+@EVERY
+@pytest.mark.parametrize("real_first", [False, True])
+def test_a_fake_mode_and_real_calls_do_not_share_boundaries(function, real_first, kept):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = batch(function, length=9)
+    wanted = function(**x)[0] if real_first else None
+    mode = FakeTensorMode()
+    with mode:
+        fake = function(**{port: mode.from_tensor(value) for port, value in x.items()})[0]
+    assert (fake.shape, fake.dtype) == ((2, 9, HV, SIZE), torch.bfloat16)
+    found = function(**x)[0]
+    assert wanted is None or torch.equal(found, wanted)
+    assert error(found, want(function, x)[0]) <= 5e-3
+    assert [type(value) for value in kept.values()] == [torch.Tensor]
+
+
+@EVERY
+def test_a_traced_program_gives_what_a_call_gives(function, kept):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = batch(function, length=9)
+    program = make_fx(lambda x: function(**x)[0], tracing_mode="fake")(x)
+    assert not kept
+    assert torch.equal(program(x), function(**x)[0])
+    again = make_fx(lambda x: function(**x)[0], tracing_mode="fake")(x)
+    assert torch.equal(again(x), function(**x)[0])
+
+
+@EVERY
+def test_boundaries_are_kept_for_parameters_and_not_of_a_transform(function, kept):
+    x = batch(function, length=9)
+    torch.func.functionalize(lambda beta: function(**{**x, "beta": beta})[0])(x["beta"])
+    assert not kept
+    with torch.no_grad():
+        function(**{**x, "q": torch.nn.Parameter(x["q"])})
+    assert len(kept) == 1
+
+
 G, GK = torch.zeros(2, 7, HV), torch.zeros(2, 7, HV, SIZE)
 
 
@@ -292,6 +359,26 @@ def test_tensors_that_are_missing_are_named(function, name):
         return
     with pytest.raises(la.InputError, match=rf"^{name}: is missing"):
         function(**{**x, name: None})
+
+
+@EVERY
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "cu_seqlens", "initial_state"])
+def test_arguments_that_are_no_tensors_are_named(function, name):
+    with pytest.raises(la.InputError, match=rf"^{name}: has type list, needs a tensor"):
+        function(**{**batch(function, sequences=1), name: [0, 7]})
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "options"),
+    [
+        (fla.fused_recurrent_gated_delta_rule, "gk", {}),
+        (fla.chunk_kda, "dt_bias", {"use_gate_in_kernel": True, "lower_bound": -5.0}),
+        (fla.fused_recurrent_kda, "dt_bias", {"use_gate_in_kernel": True, "lower_bound": -5.0}),
+    ],
+)
+def test_gate_arguments_that_are_no_tensors_are_named(function, name, options):
+    with pytest.raises(la.InputError, match=rf"^{name}: has type list, needs a tensor"):
+        function(**batch(function), **{name: [0.0]}, **options)
 
 
 @EVERY

@@ -135,6 +135,31 @@ def test_softplus_gates_spread_no_parameter(port, shape):
         la.kimi_delta_attention(**inputs("kda", 5, "cpu"), **form, **{port: torch.ones(shape)})
 
 
+@pytest.mark.parametrize("parameters", [(), ("a_log",), ("dt_bias",), ("a_log", "dt_bias")])
+@pytest.mark.parametrize("shape", [(5, 1, 64), (5, 4, 1), (5, 2, 64), (1, 4, 64)])
+@pytest.mark.parametrize("function", [la.kimi_delta_attention, la.kimi_delta_attention_decode])
+def test_softplus_gates_are_not_spread(function, shape, parameters):
+    given = {"a_log": torch.zeros(4), "dt_bias": torch.zeros(4, 64)}
+    form = {"safe_gate": True, "gate_activation": "softplus", **{port: given[port] for port in parameters}}
+    x = {**inputs("kda", 5, "cpu"), "g": torch.zeros(shape)}
+    for made in (x, part(x, 0, 0)):
+        if made is x or shape[1:] != (4, 64):
+            with pytest.raises(la.InputError, match=r"^g: has") as caught:
+                function(**made, **form)
+            assert caught.value.argument == "g"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("port", ["g", "a_log", "dt_bias"])
+@pytest.mark.parametrize("function", [la.kimi_delta_attention, la.kimi_delta_attention_decode])
+def test_softplus_gates_are_of_floating_types(function, port, dtype):
+    x = {**inputs("kda", 5, "cpu"), "a_log": torch.zeros(4), "dt_bias": torch.zeros(4, 64)}
+    form = {"safe_gate": True, "gate_activation": "softplus"}
+    function(**x, **form)
+    with pytest.raises(la.InputError, match=rf"^{port}: has type {str(dtype)[6:]}, needs a floating one"):
+        function(**{**x, port: x[port].to(dtype)}, **form)
+
+
 @BOTH
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, at the first jvp
 def test_forward_mode_derivatives_are_refused(op):
@@ -219,6 +244,14 @@ def test_plan_name_admits_engines_by_their_prefix(op):
     assert torch.equal(PREFILL[op](**x, plan_name="torch_reference:eag")[0], want)
     with pytest.raises(NoEngineError):
         PREFILL[op](**x, plan_name=f"{op}_sm90")
+
+
+@BOTH
+def test_a_plan_name_of_no_engine_is_refused_by_name(op):
+    x = inputs(op, 7, "cpu")
+    for function in (PREFILL[op], DECODE[op]):
+        with pytest.raises(la.InputError, match=r"^plan_name: no engine has a name that begins with 'nope'"):
+            function(**x, plan_name="nope")
 
 
 def test_room_is_a_power_of_two():
@@ -420,6 +453,29 @@ def test_a_decode_of_more_than_8_tokens_is_refused(op):
         DECODE[op](**x, initial_state=STATE)
     with pytest.raises(la.InputError, match="have others"):
         DECODE[op](**part(x, 0, 5), initial_state=STATE)
+
+
+@BOTH
+@pytest.mark.parametrize("told", [{}, {"cu_seqlens": index(0, 2, 6)}, {"initial_state": STATE}])
+def test_a_negative_number_of_tokens_per_sequence_is_refused_by_name(op, told):
+    for x in (inputs(op, 6, "cpu"), {port: value.to("meta") for port, value in inputs(op, 6, "cpu").items()}):
+        options = {port: value.to(x["q"].device) for port, value in told.items()}
+        with pytest.raises(la.InputError, match=r"^tokens_per_sequence: is -1, needs 1 to 8, or 0"):
+            DECODE[op](**x, **options, tokens_per_sequence=-1)
+
+
+OTHER_TYPES = {"cu_seqlens": [0, 6], "q": [1.0], "state_indices": (0,), "check": "yes", "scale": "1", "plan_name": 3}
+
+
+@BOTH
+@pytest.mark.parametrize("argument", OTHER_TYPES)
+@pytest.mark.parametrize("options", [{}, {"initial_state": STATE[:1], **IN_PLACE}])
+def test_arguments_of_another_type_are_named(op, argument, options):
+    value = OTHER_TYPES[argument]
+    for function in (PREFILL[op], DECODE[op]):
+        with pytest.raises(la.InputError, match=rf"^{argument}: has type {type(value).__name__}, needs ") as caught:
+            function(**_tokens(op, **options, **{argument: value}))
+        assert caught.value.argument == argument
 
 
 @BOTH
