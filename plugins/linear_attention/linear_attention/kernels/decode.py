@@ -20,9 +20,9 @@ Of a token, with everything summed over the lanes that share a row:
 nk and nq are the factors of the l2norm, 1 without it: no product waits for them. Sums of a row are halved between the lanes, so that
 each lane ends with one row, whose v it has loaded and whose w and o it computes; a row's w comes back by a shuffle.
 
-With cu_seqlens, each boundary of a sequence is held to the first and the last one, themselves held to the tokens: [begin, past) has
-all sequences, and O outside of it is cleared by all CTAs together. No CTA reads more boundaries than its own two and these, so
-that a token is computed by two where boundaries decrease in between: its O is that of either.
+With cu_seqlens, each boundary of a sequence is held to the first and the last one, themselves held to the tokens: all sequences lie in
+[begin, past), and all CTAs together clear O outside of it. A CTA reads its own two boundaries and these, no others, so that several
+sequences may have a token where boundaries decrease in between: each writes its O.
 
 Accesses are predicated, and a sequence that is skipped computes and keeps nothing; tokens that a sequence of cu_seqlens lacks are
 branched over.
