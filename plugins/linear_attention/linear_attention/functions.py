@@ -9,12 +9,13 @@ Shapes: q [T, H, K], k [T, H or HV, K], v [T, HV, V]; g [T, HO] of gated_delta_n
 [T, HO, V], with HO = max(H, HV). States are [N, HO, V, K], or [N, HO, K, V] with ``state_layout="k_major"``.
 Strides are honoured as long as the channels of a row are adjacent; other inputs are copied.
 
-Masks, whatever ``check`` says: a boundary of a prefill counts as the largest up to it, held to the tokens, so that one that decreases makes
-an empty sequence and a token belongs to at most one; each sequence of a decode has its two boundaries, held to the tokens, and is empty where the
-second is not the larger; tokens of a decode past ``tokens_per_sequence`` and tokens of no sequence have o = 0; a prefill
-whose slot is outside the pool starts from zero and keeps no state, a decode is skipped with o = 0; a positive gate counts as
-0. ``check`` None makes all of them errors on the CPU, but a last boundary before T and negative slots, which are no mistakes;
-True does so on a GPU too, and waits for it.
+Masks, whatever ``check`` says: a boundary of a prefill counts as the largest up to it, held to the tokens, so that one that
+decreases makes an empty sequence and a token belongs to at most one; each sequence of a decode has its two boundaries, held to
+the tokens, then to the first and the last one, and is empty where the second is not the larger, so that a token may belong to
+several where boundaries decrease: each computes it, and each element of its o is that of one of them, undefined which; tokens of
+a decode past ``tokens_per_sequence`` and tokens of no sequence have o = 0; a prefill whose slot is outside the pool starts from
+zero and keeps no state, a decode is skipped with o = 0; a positive gate counts as 0. ``check`` None makes all of them errors on
+the CPU, but a last boundary before T and negative slots, which are no mistakes; True does so on a GPU too, and waits for it.
 """
 
 from __future__ import annotations

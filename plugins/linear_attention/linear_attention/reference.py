@@ -72,11 +72,12 @@ def _decode(inputs: Mapping[str, Tensor], attrs: Mapping[str, Any], g: Tensor) -
 
 
 def _spans(inputs: Mapping[str, Tensor], tokens: int, most: int) -> tuple[Tensor, Tensor]:
-    """The first token of every sequence and how many there are: boundaries past the tokens count as their end."""
+    """The first token of every sequence and how many there are: boundaries are held to the tokens, then to the first and the last one."""
     if "cu_seqlens" not in inputs:
         first = torch.arange(0, tokens, most, device=inputs["q"].device)
         return first, torch.full_like(first, most)
     bounds = inputs["cu_seqlens"].to(torch.int64).clamp(0, tokens)
+    bounds = bounds.clamp(bounds[0], bounds[[0, -1]].amax())
     return bounds[:-1], (bounds[1:] - bounds[:-1]).clamp(min=0)
 
 

@@ -71,7 +71,7 @@ def launch(plan, held, outputs, **options):
     read = {storages[port].data_ptr() for port in places if port not in outputs}
     written = [storage for storage in buffers if storage.data_ptr() not in read]
     return ptx_emulator.launch(
-        plan.artifacts[0], block, stream, buffers=buffers, outputs=written, check="raise", **options
+        plan.artifacts[0], block, stream, buffers=buffers, outputs=written, **{"check": "raise", **options}
     )
 
 

@@ -28,6 +28,14 @@ def test_boundaries_of_a_case_count_as_its_lengths_say(case):
     assert counted[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("given", "counted"),
+    [((0, 6, 3), [0, 3, 3]), ((5, 0, 3), [5, 5, 5]), ((0, 4, 2, 6), [0, 4, 2, 6]), ((-1, 99, 7), [0, 7, 7])],
+)
+def test_what_boundaries_of_a_decode_count_as(given, counted):
+    assert recurrence.decode_boundaries(np.array(given), 8).tolist() == counted
+
+
 def test_names_are_unique():
     names = [case.name for case in CASES]
     assert len(names) == len(set(names))

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 from _decode import check, kernel, launch, lowered, plan_of, run
-from la_cases import running
+from la_cases import properties, running
 from la_cases.cases import CASES, named
 from linear_attention.decode_compile import TARGETS, kernel_name, target_of
 from linear_attention.decode_engine import GdnDecode, KdaDecode
@@ -141,6 +141,25 @@ def test_tokens_before_the_first_sequence_and_boundaries_past_the_last_token():
     found = run(case, tensors=x)
     for port, tensor in found.items():
         assert running.error(tensor, want[port]) <= 5e-3, port
+
+
+@both
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(("tokens", "bounds"), properties.DECREASING, ids=str)
+def test_boundaries_that_decrease(op, index, tokens, bounds):
+    """What all CTAs clear belongs to no sequence; tokens of several are written by each, and nothing else is in disorder."""
+    x = properties.decode_inputs(op, tokens, bounds, heads=(1, 1))
+    x["cu_seqlens"] = torch.tensor(bounds, dtype=index)
+    options = {"tokens_per_sequence": properties.MOST, "output_final_state": True}
+    case = replace(named(f"{op}_decode-varlen"), lengths=(tokens,), heads=(1, 1, 1), index=index, options=options)
+    plan, made = plan_of(case, tensors=x), running.call(case, tensors=x)[1]
+    held = {**made.inputs, **made.outputs}
+    report = launch(plan, held, set(made.outputs), schedule="random", seed=1, check="report")
+    spans = properties._spans(tokens, bounds)
+    shared = sum(end - start for start, end in spans) > len({t for span in spans for t in range(*span)})
+    assert all(shared and "not ordered after the write" in str(finding) for finding in report.findings), report.findings
+    operands = {port: value for port, value in x.items() if port != "cu_seqlens"}
+    properties.decoded_alone(op, operands, bounds, made.outputs["O"], made.outputs["final_state"])
 
 
 @both

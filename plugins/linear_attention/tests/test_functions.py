@@ -273,6 +273,20 @@ def test_boundaries_past_the_tokens_and_decreasing_ones_are_masked(op):
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("given", "counted"), [((0, 6, 3), (0, 3, 3)), ((5, 0, 3), (5, 5, 5)), ((2, 1, 99, 7), (2, 2, 7, 7))]
+)
+def test_boundaries_of_a_decode_are_held_to_the_first_and_the_last(op, given, counted):
+    x, states = inputs(op, 8, "cpu"), torch.rand(len(given) - 1, 4, 64, 64)
+    options = {"initial_state": states, "output_final_state": True, "tokens_per_sequence": 8, "check": False}
+    found = DECODE[op](**x, cu_seqlens=index(*given), **options)
+    want = DECODE[op](**x, cu_seqlens=index(*counted), **options)
+    assert all(torch.equal(have, good) for have, good in zip(found, want, strict=True))
+    assert not found[0][: counted[0]].any()
+    assert not found[0][counted[-1] :].any()
+
+
+@BOTH
 def test_last_boundary_before_the_end_leaves_padding_of_zeros(op):
     x = inputs(op, 9, "cpu")
     for value in x.values():

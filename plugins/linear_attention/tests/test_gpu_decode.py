@@ -77,6 +77,15 @@ def test_speculation_follows_plain_decoding(op):
 
 
 @both
+def test_boundaries_that_decrease(op):
+    wild = [(tokens, properties.wild_boundaries(tokens, n, n).tolist()) for tokens, n in ((3000, 300), (900, 4))]
+    for size in (64, 128):
+        properties.decreasing_boundaries_of_a_decode(
+            op, "cuda", pair(op), given=(*properties.DECREASING, *wild), size=size
+        )
+
+
+@both
 def test_decode_replays(op):
     large.decode_replays(op, "cuda", pair(op), batch=64, heads=(8, 16), size=128, times=1000)
     large.decode_replays(op, "cuda", pair(op), batch=1, heads=(2, 4), times=50)

@@ -18,6 +18,7 @@ both = pytest.mark.parametrize("op", ["gdn", "kda"])
         "alone_as_in_a_batch",
         "causal",
         "decreasing_boundaries",
+        "decreasing_boundaries_of_a_decode",
         "one_plan_for_all_sizes",
         "other_slots_untouched",
         "prefill_then_decode",

@@ -20,6 +20,10 @@ Of a token, with everything summed over the lanes that share a row:
 nk and nq are the factors of the l2norm, 1 without it: no product waits for them. Sums of a row are halved between the lanes, so that
 each lane ends with one row, whose v it has loaded and whose w and o it computes; a row's w comes back by a shuffle.
 
+With cu_seqlens, each boundary of a sequence is held to the first and the last one, themselves held to the tokens: all sequences lie in
+[begin, past), and all CTAs together clear O outside of it. A CTA reads its own two boundaries and these, no others, so that several
+sequences may have a token where boundaries decrease in between: each writes its O.
+
 Accesses are predicated, and a sequence that is skipped computes and keeps nothing; tokens that a sequence of cu_seqlens lacks are
 branched over.
 References: PTX ISA, "shfl.sync", "griddepcontrol".
@@ -166,9 +170,10 @@ class _Warp:
         if problem.index_dtype:
             tokens = Int64(args["tokens"])
             bounds = [load_index(self.address("cu_seqlens", row=i), problem.index_dtype) for i in self.boundaries()]
-            self.start, self.end, self.begin, self.past = (
-                Int32(_max(_min(bound, tokens), Int64(0))) for bound in bounds
-            )
+            start, end, self.begin, last = (Int32(_max(_min(bound, tokens), Int64(0))) for bound in bounds)
+            # Where boundaries decrease: no sequence has a token that all CTAs clear.
+            self.past = _max(self.begin, last)
+            self.start, self.end = (_min(_max(bound, self.begin), self.past) for bound in (start, end))
             self.span = _max(self.end - self.start, Int32(0))
         else:
             self.start, self.span = n * most, most

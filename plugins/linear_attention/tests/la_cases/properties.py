@@ -6,6 +6,7 @@ parameters: small ones for PyTorch on a CPU, the full ones for kernels. ``engine
 
 from __future__ import annotations
 
+import itertools
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,12 +14,16 @@ import linear_attention as la
 import torch
 from linear_attention import plans
 
+from . import recurrence
 from .running import error, pinned
 
 __all__ = [
+    "DECREASING",
     "alone_as_in_a_batch",
     "causal",
+    "decoded_alone",
     "decreasing_boundaries",
+    "decreasing_boundaries_of_a_decode",
     "far_offsets",
     "one_plan_for_all_sizes",
     "other_slots_untouched",
@@ -32,6 +37,13 @@ __all__ = [
 PREFILL = {"gdn": la.gated_delta_net, "kda": la.kimi_delta_attention}
 DECODE = {"gdn": la.gated_delta_net_decode, "kda": la.kimi_delta_attention_decode}
 Inputs = dict[str, torch.Tensor]
+MOST = 8  # tokens of a sequence that a decode computes
+DECREASING = (  # tokens, boundaries of a decode: past the last one, before the first one, twice in the middle, and all of these
+    (8, (0, 6, 3)),
+    (8, (5, 0, 3)),
+    (8, (0, 4, 2, 6)),
+    (30, (3, 99, -2, 7, 7, 1, 16, 5, 20)),
+)
 
 
 def inputs(op: str, tokens: int, device: str, seed: int = 0, heads: tuple[int, int] = (2, 4), size: int = 64) -> Inputs:
@@ -143,6 +155,65 @@ def decreasing_boundaries(
             assert want[0].isfinite().all(), (op, sequences)
             assert not want[0][:first].any(), (op, sequences)
             assert not want[0][last:].any(), (op, sequences)
+
+
+def decreasing_boundaries_of_a_decode(
+    op: str, device: str = "cpu", engine: Any = "", given: Any = DECREASING, size: int = 64
+) -> None:
+    """``decoded_alone`` holds for boundaries of any order, int32 and int64. ``given``: tokens and boundaries."""
+    with _engines(op, engine):
+        for tokens, bounds in given:
+            x = decode_inputs(op, tokens, bounds, device, size=size)
+            for kind in (torch.int32, torch.int64):
+                options = {"cu_seqlens": torch.tensor(bounds, device=device, dtype=kind), "tokens_per_sequence": MOST}
+                o, final = DECODE[op](**x, **options, output_final_state=True, check=False)
+                decoded_alone(op, x, bounds, o, final)
+
+
+def decode_inputs(
+    op: str, tokens: int, bounds: Any, device: str = "cpu", heads: tuple[int, int] = (2, 4), size: int = 64
+) -> Inputs:
+    """Operands of a decode with states; tokens of no sequence are NaN."""
+    x = inputs(op, tokens, device, len(bounds), heads, size)
+    owned = [t for a, b in _spans(tokens, bounds) for t in range(a, b)]
+    for value in x.values():
+        value[: min(owned, default=tokens)], value[max(owned, default=0) + 1 :] = torch.nan, torch.nan
+    make = torch.Generator().manual_seed(len(bounds))
+    states = torch.randn((len(bounds) - 1, heads[1], size, size), generator=make)
+    return {**x, "initial_state": states.to(device)}
+
+
+def decoded_alone(op: str, x: Inputs, bounds: Any, o: torch.Tensor, final: torch.Tensor) -> None:
+    """Each boundary of a sequence is held to the first and the last one: its state is what these tokens make of it alone. An element of
+    o is that of a sequence that has the token, and exactly 0 where none has it."""
+    arrays = {port: value.double().cpu().numpy() for port, value in x.items()}
+    have = o.double().cpu()
+    nearest, away = torch.zeros_like(have), torch.full_like(have, torch.inf)
+    states = torch.from_numpy(arrays.pop("initial_state"))
+    for n, (start, end) in enumerate(_spans(len(o), bounds)):
+        count = min(end - start, MOST)
+        values = torch.zeros_like(have[start:end])
+        if count > 0:
+            alone = {port: value[start : start + count] for port, value in arrays.items()}
+            found = recurrence.decode(
+                op, {**alone, "initial_state": states[n : n + 1].numpy()}, tokens_per_sequence=count
+            )
+            values[:count], states[n] = torch.from_numpy(found["O"]), torch.from_numpy(found["final_state"][0])
+        near = (have[start:end] - values).abs() < away[start:end]
+        nearest[start:end] = torch.where(near, values, nearest[start:end])
+        away[start:end] = (have[start:end] - nearest[start:end]).abs()
+    nobody = away.isinf()
+    assert not have[nobody].any(), (op, bounds)
+    assert error(o, nearest) <= 5e-3, (op, bounds)
+    assert error(final, states) <= 1e-5, (op, bounds)
+
+
+def _spans(tokens: int, bounds: Any) -> list[tuple[int, int]]:
+    """Of the sequences of a decode: tokens [start, end), start where there is none."""
+    held = [min(max(bound, 0), tokens) for bound in bounds]
+    first, last = held[0], max(held[0], held[-1])
+    inside = [min(max(bound, first), last) for bound in held]
+    return [(start, max(start, end)) for start, end in itertools.pairwise(inside)]
 
 
 def prefill_then_decode(

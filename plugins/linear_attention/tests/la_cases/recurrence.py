@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-__all__ = ["boundaries", "decode", "prefill"]
+__all__ = ["boundaries", "decode", "decode_boundaries", "prefill"]
 
 
 def prefill(op, x, **options):
@@ -41,13 +41,19 @@ def boundaries(given, tokens):
     return np.maximum.accumulate(np.clip(given, 0, tokens))
 
 
+def decode_boundaries(given, tokens):
+    """What a decode's count as: each held to the tokens, then to the first and the last of them; the last is not before the first."""
+    held = np.clip(given, 0, tokens)
+    return np.clip(held, held[0], max(held[0], held[-1]))
+
+
 def decode(op, x, **options):
     """{"O", "final_state"} of op gdn_decode or kda_decode, the options with ``tokens_per_sequence``."""
     q, k, v, alpha, beta = _prepared(op, x, options)
     tokens, heads = v.shape[:2]
     most = options.get("tokens_per_sequence", 1)
     if "cu_seqlens" in x:
-        bounds = np.clip(x["cu_seqlens"], 0, tokens)
+        bounds = decode_boundaries(x["cu_seqlens"], tokens)
         spans = [(int(a), min(int(b), int(a) + most)) for a, b in itertools.pairwise(bounds)]
     else:
         spans = [(start, start + most) for start in range(0, tokens, most)]

@@ -41,5 +41,5 @@ TABLE: dict[int, tuple[str, str, tuple[str, ...]]] = {
     24: ("unsloth-zoo#1092, mamba#1015", "65,536 heads times sequences; offsets beyond 2^31", (CASES, "far_offsets")),
     25: ("fla#1003, vllm#45819", "a sequence alone and in a batch, to the last bit", (CASES, "alone_as_in_a_batch")),
     26: ("FlashQLA#28", "gradients of gates at strong decay", (BACKWARD,)),
-    27: ("vllm#25032, vllm#34948", "indices out of range are masked", (CASES, "decreasing_boundaries")),
+    27: ("vllm#25032, vllm#34948", "indices out of range are masked", (CASES, "decreasing_boundaries", "decreasing_boundaries_of_a_decode")),
 }  # fmt: skip
