@@ -167,7 +167,11 @@ def test_execution_leaves_nothing_behind(noop_with_workspace, form):
 
 
 def allocating(call, *, kept=False):
-    """Bytes that 100 calls allocate at their peak, or leave behind."""
+    """Bytes that 100 calls allocate at their peak, or leave behind: the least of three runs, as other threads of the process are counted, too."""
+    return min(_allocating(call, kept) for _ in range(3))
+
+
+def _allocating(call, kept):
     tracemalloc.start()
     try:
         for _ in range(100):  # the interpreter's free lists count as allocated once they are full
