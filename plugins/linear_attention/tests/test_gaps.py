@@ -33,7 +33,7 @@ class Gaps:
     @cute.kernel
     def kernel(self, args: Args):
         n, head, slab = cute.arch.block_idx()
-        zero_gaps(self.problem, args, n, head, slab, cute.arch.thread_idx()[0], THREADS)
+        zero_gaps(args, n, head, slab, cute.arch.thread_idx()[0], THREADS)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from ..problem import SLAB, Problem
+from ..problem import SLAB
 from .arguments import Args
 
 __all__ = ["zero_gaps"]
@@ -19,7 +19,6 @@ _PIECE = 16  # bytes of a store
 
 @cute.jit
 def zero_gaps(  # noqa: ANN201  the DSL reads return annotations
-    problem: cutlass.Constexpr[Problem],
     args: Args,
     sequence: Int32,
     head: Int32,
@@ -30,14 +29,14 @@ def zero_gaps(  # noqa: ANN201  the DSL reads return annotations
     """Called by ``threads`` threads of a CTA, ``thread`` counting them; without barriers, so they need not be converged."""
     if cutlass.const_expr(args.boundaries is not None):
         if sequence == 0:
-            _zero(problem, args, Int32(0), args.boundaries[0], head, slab, thread, threads)
+            _zero(args, Int32(0), args.boundaries[0], head, slab, thread, threads)
         if sequence == args.sequences - 1:
-            _zero(problem, args, args.boundaries[args.sequences], args.tokens, head, slab, thread, threads)
+            _zero(args, args.boundaries[args.sequences], args.tokens, head, slab, thread, threads)
 
 
 @cute.jit
 def _zero(  # noqa: ANN202
-    problem: cutlass.Constexpr[Problem], args: Args, start: Int32, stop: Int32, head: Int32, slab: Int32,
+    args: Args, start: Int32, stop: Int32, head: Int32, slab: Int32,
     thread: Int32, threads: cutlass.Constexpr[int],
 ):  # fmt: skip
     pieces = SLAB * 2 // _PIECE

@@ -187,7 +187,7 @@ class Prefill:
             while number < items:
                 work = self.locate(args, covered, number)
                 if work.segment == 0:
-                    zero_gaps(self.problem, args, work.sequence, work.head, work.slab, cute.arch.lane_idx(), 32)
+                    zero_gaps(args, work.sequence, work.head, work.slab, cute.arch.lane_idx(), 32)
                 number += step
 
     @cute.jit
